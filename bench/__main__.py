@@ -68,7 +68,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--store", type=Path, default=OUT, help=f"directory on the disk to measure ({OUT})")
     parser.add_argument("--peers", nargs="+", choices=[kind.name for kind in KINDS], help="ways of saving to run (all)")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2], help="numbers of ranks that save (1 2)")
-    parser.add_argument("--docs", type=Path, help="directory of bench.md, whose tables and pictures to write anew")
+    parser.add_argument("--docs", type=Path, help="directory of bench.md, whose tables and pictures it replaces")
     return parser.parse_args()
 
 

@@ -129,7 +129,7 @@ class Crowd:
         if tag == ev.SessionOpened.__struct_config__.tag:
             if self.save is None:
                 opened = node_messages.decode(raw)
-                assert isinstance(opened, ev.SessionOpened)  # noqa: S101 - its tag says so
+                assert isinstance(opened, ev.SessionOpened)  # noqa: S101 - by its tag
                 self.save = SaveId(opened.incarnation, 1, self.plan.step, opened.run)
             for rank in self.ranks[member]:
                 self._report(member, remote, self._staged(rank, self.save))
@@ -139,7 +139,7 @@ class Crowd:
 
     def _attach(self, member: str) -> ev.Fact:
         """Attaches one rank: admission waits for a rank of every node."""
-        assert self.topology is not None  # noqa: S101 - nobody is met before
+        assert self.topology is not None  # noqa: S101 - known before any link
         return ev.RankAttached(
             job=self.plan.job, request=0, session=SESSION, rank=self.ranks[member][0],
             world_size=len(self.topology.homes), host=member, pid=1, topology=self.topology,

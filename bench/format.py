@@ -70,7 +70,7 @@ def fsdp_boxes(rank: int) -> list[Box]:
 def tensor_parallel_boxes(rank: int, ranks: int = 8) -> list[Box]:
     """A rank's boxes on a mesh of data by tensor parallel ranks: rows cut by both, or rows and columns.
 
-    Finds the geometry anew, as the first plan of a process does.
+    Computes the geometry again, as the first plan of a process does.
     """
     strided.distributed.cache_clear()
     mesh, coordinate = (RANKS // ranks, ranks), divmod(rank, ranks)

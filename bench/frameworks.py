@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--nbytes", type=parse_size, default=512 << 20, help="of the state, over all ranks (512M)")
     parser.add_argument("--repeat", type=int, default=7, help="saves of each, after the first (7)")
     parser.add_argument("--store", type=Path, default=OUT, help=f"a directory on the disk ({OUT})")
-    parser.add_argument("--docs", type=Path, help="directory of bench.md, whose table of trainers to write anew")
+    parser.add_argument("--docs", type=Path, help="directory of bench.md, whose table of trainers it replaces")
     options = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     results = [row for name in options.only for row in measure(name, options.nbytes, options.repeat, options.store)]

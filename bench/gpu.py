@@ -1,6 +1,6 @@
 """``python -m bench.gpu``: saves and loads of a state on one GPU, with its copy engine as the yardstick.
 
-Table and JSON (bench/out) carry the device's name. Without a CUDA device it says so and ends with exit code 3.
+Table and JSON (bench/out) carry the device's name. Without a CUDA device it prints that and ends with exit code 3.
 """
 
 import argparse

@@ -16,7 +16,7 @@ _PERIOD_S = 0.05
 def run(command: Sequence[str], ranks: int, folder: Path, patience_s: float, more: Mapping[str, str]) -> str:
     """Runs all ranks to their end. Why there is no result; empty if there is one.
 
-    folder: a name nobody else has, which the run gets too; what they say lies in its log. more: of their environment.
+    folder: its name is unique and names the run; it has the log. more: further environment variables.
     """
     port, log = _free_port(), folder / "log"
     processes: list[subprocess.Popen[bytes]] = []

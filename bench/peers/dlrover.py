@@ -1,7 +1,7 @@
 """DLRover's flash checkpoint: shared memory of its own, a saver process beside rank 0.
 
-The saver, its sockets and its shared memory take their names from TORCHELASTIC_RUN_ID and outlive the ranks: whoever
-launches those ends what is left of their process group and removes what bears the name.
+The saver, its sockets and its shared memory take their names from TORCHELASTIC_RUN_ID and outlive the ranks: their
+launcher ends the rest of their process group and removes the files of that name.
 """
 
 import time

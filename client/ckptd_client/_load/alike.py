@@ -1,8 +1,8 @@
-"""Whether tensors that several ranks saved whole, under one name, have the same bytes.
+"""Compares complete tensors that several ranks saved under one name.
 
-A checkpoint has digests of blocks, not of tensors. Where a tensor lies at the same place in all images, they decide for
-each block that is the same in all, or that is all the tensor's. The rest is read, as far as a bound allows. What is
-read serves a note and nothing else, so it is not held against the digests of its blocks, each of 16 MiB.
+A checkpoint has digests of blocks, not of tensors. If a tensor has the same offset in all images, they decide for each
+block that is equal in all, or that contains only this tensor. Other parts are read, up to a limit. The result is only
+used for a note, so these bytes are not checked against the digests of their blocks of 16 MiB.
 """
 
 import logging
@@ -20,7 +20,7 @@ from ckptd_client._load.image_ranges import Images, ReadAt
 from ckptd_client._state.reshard import Saved
 
 log = logging.getLogger("ckptd_client")
-MAX_NBYTES = 256 << 20  # read by one rank in one load, of all images together
+MAX_NBYTES = 256 << 20  # limit of one rank's reads in one load, of all images
 MAX_READS = 32_768
 _READERS = 8  # images at a time
 _CHUNK_NBYTES = 1 << 20
@@ -29,7 +29,7 @@ Choice = Callable[[tuple[Saved, ...]], tuple[Saved, ...]]
 
 
 class Part(NamedTuple):
-    """Bytes of a tensor, counted from its first."""
+    """A range of bytes of a tensor."""
 
     start: int
     nbytes: int
@@ -37,20 +37,20 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Question:
-    """A tensor that several ranks saved. alike: None while nobody knows."""
+    """A tensor that several ranks saved. alike: None while it is unknown."""
 
     held: tuple[Saved, ...]
-    parts: tuple[Part, ...] = ()  # what digests do not decide
+    parts: tuple[Part, ...] = ()  # ranges that digests do not decide
     alike: bool | None = None
-    seen: dict[int, bytes] = field(default_factory=dict)  # digests of the parts, by rank, but of unreadable ones
+    seen: dict[int, bytes] = field(default_factory=dict)  # digests of the parts, by rank, without unreadable ones
 
     @property
     def nbytes(self) -> int:
-        """To be read of each image."""
+        """Bytes to be read of each image."""
         return sum(part.nbytes for part in self.parts)
 
     def conclude(self) -> None:
-        """Decides by what was seen so far."""
+        """Decides by the digests so far."""
         if len({*self.seen.values()}) > 1:
             self.alike = False
         elif len(self.seen) == len(self.held):
@@ -58,9 +58,9 @@ class Question:
 
 
 def questions_of(names: Mapping[str, Sequence[Saved]], tables: Tables) -> dict[str, Question]:
-    """What the digests of the images say of each name, and what they leave open. One object for names that are tied.
+    """For each name the result of the images' digests, or the parts to be read. Tied names have one object. Pure.
 
-    names: the boxes that ranks saved, each the whole tensor, of one shape and dtype. tables: of all those ranks. Pure.
+    names: the boxes that ranks saved, each a complete tensor, of one shape and dtype. tables: of all those ranks.
     """
     same = cache(partial(_same_block, tables))
     found: dict[tuple[tuple[int, int, int], ...], Question] = {}
@@ -95,11 +95,11 @@ def _question(held: tuple[Saved, ...], same: Callable[[tuple[int, ...], int], bo
     return Question(held, tuple(parts), None if parts else True)
 
 
-def look(questions: Iterable[Question], images: Images) -> None:
-    """Reads what is open, the smallest first, until the bound is reached. Blocks.
+def compare(questions: Iterable[Question], images: Images) -> None:
+    """Reads the undecided parts, the smallest first, up to the limit. Blocks.
 
-    The first and the last image come first: mostly they differ already. What cannot be read, or is too much, stays
-    open; no image that is damaged or away raises.
+    The first and the last image are first, because usually they differ already. Parts that cannot be read, or exceed
+    the limit, stay undecided; a damaged or missing image does not raise.
     """
     budget = _Budget()
     undecided = list({id(question): question for question in questions}.values())
@@ -109,7 +109,7 @@ def look(questions: Iterable[Question], images: Images) -> None:
 
 
 def _read(questions: list[Question], chosen: Choice, images: Images, budget: "_Budget") -> list[Question]:
-    """Reads the chosen images' parts in these questions, and decides what that decides. Returns those in the budget."""
+    """Reads the parts of these questions in the chosen images. Returns the questions within the budget."""
     wanted: dict[int, list[tuple[Question, Saved]]] = {}
     taken = []
     for question in sorted(questions, key=lambda one: one.nbytes * len(chosen(one.held))):
@@ -120,7 +120,7 @@ def _read(questions: list[Question], chosen: Choice, images: Images, budget: "_B
                 wanted.setdefault(saved.rank, []).append((question, saved))
     if wanted:
         with ThreadPoolExecutor(min(_READERS, len(wanted)), thread_name_prefix="ckptd-alike") as pool:
-            list(pool.map(partial(_see, images), wanted, wanted.values()))
+            list(pool.map(partial(_digest_image, images), wanted, wanted.values()))
     for question in taken:
         question.conclude()
     return taken
@@ -135,13 +135,13 @@ def _middle(held: tuple[Saved, ...]) -> tuple[Saved, ...]:
 
 
 class _Budget:
-    """What may still be read."""
+    """The remaining limit of reads."""
 
     def __init__(self) -> None:
         self._nbytes, self._reads = MAX_NBYTES, MAX_READS
 
     def take(self, nbytes: int, reads: int) -> bool:
-        """Whether so much may be read; counts it if so."""
+        """Counts a read if it is within the limit; whether it is."""
         if nbytes > self._nbytes or reads > self._reads:
             return False
         self._nbytes -= nbytes
@@ -149,8 +149,8 @@ class _Budget:
         return True
 
 
-def _see(images: Images, rank: int, wanted: list[tuple[Question, Saved]]) -> None:
-    """Reads one image's part in these questions."""
+def _digest_image(images: Images, rank: int, wanted: list[tuple[Question, Saved]]) -> None:
+    """Digests the parts of these questions in one image."""
     wanted.sort(key=lambda one: one[1].entry.data_offset)
     try:
         with images.reading(rank) as read:

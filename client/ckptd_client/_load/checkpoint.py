@@ -1,4 +1,4 @@
-"""All images of one checkpoint, wherever each lies nearest: in a slot of this node, or on the store."""
+"""All images of one checkpoint, each from the nearest place: a slot of this node, or the store."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ from ckptd_client._load.shared_read.participants import Participants
 from ckptd_client._load.shared_read.read import copy_out_together
 from ckptd_client._state.replica_choice import doubt_of
 
-_DIGESTS_S = 60.0  # how long a neighbour's digests may take: the daemon is at it
+_DIGESTS_S = 60.0  # limit for the daemon to take another rank's digests
 _PAUSE_S = 0.01
 
 
@@ -61,16 +61,16 @@ class Checkpoint:
         self._records = records
         self._integrity = integrity
         self.stored = stored  # what lies on the store, or will, once it is committed
-        self._finalizer = weakref.finalize(self, _close, sources)  # DCP drops one without a word when it cannot plan
+        self._finalizer = weakref.finalize(self, _close, sources)  # DCP drops one without close if it cannot plan
 
     @property
     def doubts(self) -> list[str]:
-        """What whoever reads it from the store should know of what its ranks shared."""
+        """Notes on the comparison of replicas, for readers from the store."""
         return doubt_of(self.shares) if self._records else []
 
     @property
     def shares(self) -> dict[int, tuple[Share, ...]]:
-        """What its ranks said of replicas, by rank."""
+        """The attestations of its ranks, by rank."""
         return {rank: source.shares for rank, source in self._sources.items()}
 
     @property
@@ -92,12 +92,12 @@ class Checkpoint:
 
     @property
     def is_keyed(self) -> bool:
-        """Whether what is read is proved with a key."""
+        """Whether a key proves the data."""
         return self._integrity.keyed
 
     @property
     def world_size(self) -> int:
-        """How many ranks saved it."""
+        """The number of ranks that saved it."""
         return len(self._sources)
 
     @property
@@ -112,11 +112,11 @@ class Checkpoint:
 
     @property
     def images(self) -> Images:
-        """To read what proves nothing. Of slots until close."""
+        """Ranges of its images without checks of digests; for slots until close."""
         return images_in(self.stored, self._records) if self._records else images_of(self._sources)
 
     def read(self, rank: int, targets: list[Target]) -> None:
-        """Fills the targets from a rank's image, digests checked; from the store when the slot's bytes are damaged.
+        """Fills the targets from a rank's image, digests checked; from the store if the slot is damaged.
 
         Raises DamagedError that names file and block, OSError.
         """
@@ -178,7 +178,7 @@ def open_arena(  # noqa: PLR0913 - a slot's identity
     directory: str, slot: str, job: JobKey, save: SaveId, rank: int, *, tier: Tier = Tier.ARENA, complete: bool = True,
     integrity: Integrity = XXH3,
 ) -> Checkpoint:  # fmt: skip
-    """A staged checkpoint, when the slots of all its ranks lie in this directory of the arena.
+    """A staged checkpoint whose ranks' slots are all in this directory of the arena.
 
     slot: this rank's own. tier: how its bytes came into it. complete: False takes what there is.
     Raises OtherRanksNeededError when some are elsewhere, DamagedError, OSError.
@@ -229,7 +229,7 @@ def _settled_seal(path: str, save: SaveId, integrity: Integrity) -> Seal | None:
                 file.seek(-SEALS_NBYTES, os.SEEK_END)
                 seal = decode_seals(file.read(), integrity, where=path)[2]
         except OSError:
-            return None  # unlinked meanwhile, or still being made
+            return None  # unlinked meanwhile, or not complete yet
         if seal.save != save or seal.state is not SlotState.SEALED or time.monotonic() > deadline:
             return seal
         time.sleep(_PAUSE_S)

@@ -1,4 +1,4 @@
-"""What load_files brings back: a trainer's files, to be read by name."""
+"""The result of load_files: a trainer's files, read by name."""
 
 import os
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""Fits a checkpoint onto a state: which bytes go to which tensor, which leaf to which place, or what differs."""
+"""Fits a checkpoint to a state: assigns its bytes to tensors and its leaves to places, or lists the differences."""
 
 import math
 from collections.abc import Hashable, Mapping
@@ -20,7 +20,7 @@ from ckptd_client._load.per_rank import Comparison, kept
 from ckptd_client._load.reader import Target
 from ckptd_client._load.saved_names import OtherRanksNeededError, Saves
 from ckptd_client._load.state_dicts import notes_of
-from ckptd_client._load.statefuls import give
+from ckptd_client._load.statefuls import load_into
 from ckptd_client._load.ties import Homes, Kind, groups_of
 from ckptd_client._load.verify import Marks, check, is_kept, optimizers_in
 from ckptd_client._local.destination import bytes_of, engines_of
@@ -36,25 +36,25 @@ _NO_LEAVES: Mapping[int, Leaves] = {}
 
 @dataclass(slots=True)
 class Fit:
-    """Where everything goes. Keeps the tensors it points into alive."""
+    """The destinations of all values. Keeps the tensors alive to which it points."""
 
     targets: dict[int, list[Target]] = field(default_factory=dict)  # by the rank whose image is read
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: what holds the value afterwards
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: the tensor with the loaded value
     through: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # (read here, copy there)
-    shared: list[tuple[str, str, torch.Tensor, torch.Tensor]] = field(default_factory=list)  # (name, of whom, as above)
+    shared: list[tuple[str, str, torch.Tensor, torch.Tensor]] = field(default_factory=list)  # (name, sharer, as above)
     statefuls: list[tuple[Path, Any]] = field(default_factory=list)
     leaves: dict[str, Any] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
     ties: Mapping[str, str] = field(default_factory=dict)  # as in Saves
-    strict: bool = True  # whether a key more or fewer is an error
+    strict: bool = True  # whether a missing or additional key is an error
     has: list[Path] = field(default_factory=list)  # places that the state had a value for, if not strict
     notes: list[str] = field(default_factory=list)  # for the user
     own_notes: list[str] = field(default_factory=list)  # for the user, of this rank alone
-    comparison: Comparison | None = None  # of what several ranks saved, in a job of another size
-    taken: Taken = field(default_factory=dict)  # of what replicas each saved in full: what all ranks have of the lowest
+    comparison: Comparison | None = None  # of names that several ranks saved, in a job of another size
+    taken: Taken = field(default_factory=dict)  # names that every replica saved and all ranks take from the lowest rank
 
     def settle(self) -> None:
-        """After the bytes are in: tensors that share memory here get theirs. Raises MismatchError when those differ."""
+        """Fills tensors that share memory, after the read. Raises MismatchError if their saved values differ."""
         with torch.no_grad():
             for _, _, scratch, tensor in self.shared:
                 tensor.copy_(scratch)
@@ -63,16 +63,16 @@ class Fit:
                 mine, others = format_path(self.paths[name]), format_path(self.paths[other])
                 raise MismatchError(f"{mine} and {others} share memory in the state, but differ in the checkpoint")
 
-    def look(self, images: Images) -> None:
-        """In a job of another size: compares what several ranks saved under one name, for finish to tell. Blocks."""
+    def compare(self, images: Images) -> None:
+        """Compares values that several ranks of a job of another size saved under one name, for finish. Blocks."""
         if self.comparison is not None:
-            self.comparison.look(images)
+            self.comparison.compare(images)
 
     def finish(self, state: Any, *, strict: bool = True) -> list[str]:
-        """After the bytes are in: strided and device tensors, plain leaves, and load_state_dict of each Stateful.
+        """Fills strided and device tensors and plain leaves, then calls load_state_dict of each Stateful.
 
-        Compares what each Stateful has then with what was saved, see ``_verify.check``. Returns notes for the user.
-        Raises MismatchError for what a load_state_dict does not take, or does not keep as it was saved.
+        Compares each Stateful then with the saved values, see verify.check. Returns notes for the user. Raises
+        MismatchError if a load_state_dict refuses or changes saved values.
         """
         with torch.no_grad():
             for scratch, tensor in self.through:
@@ -92,7 +92,7 @@ class Fit:
         for prefix, stateful in sorted(self.statefuls, key=lambda item: -len(item[0])):
             has = {path[len(prefix) :] for path in self.has if within(path, prefix)}
             kind = OptimizerKind(stateful)
-            give(prefix, stateful, contents[prefix], has, strict=self.strict)
+            load_into(prefix, stateful, contents[prefix], has, strict=self.strict)
             kind.check(prefix)
         for prefix, stateful in self.statefuls:
             if not any(within(prefix, other) for other, _ in self.statefuls if other != prefix):
@@ -102,7 +102,7 @@ class Fit:
         return notes
 
     def _content(self, prefix: Path) -> list[tuple[Path, Any]]:
-        """What was saved of a Stateful, with the places below it."""
+        """The saved values of a Stateful, with their paths below it."""
         return [
             (path[len(prefix) :], self.tensors[name] if name in self.tensors else self.leaves[name])
             for name, path in self.paths.items()
@@ -111,7 +111,7 @@ class Fit:
 
 
 class Wanted(NamedTuple):
-    """Memory that is to be filled."""
+    """Memory to be filled."""
 
     name: str
     local: torch.Tensor  # detached; this rank's elements
@@ -119,13 +119,13 @@ class Wanted(NamedTuple):
 
 
 def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PICKLE, strict: bool = True) -> Fit:
-    """Matches names, shapes and dtypes, and plans what to read.
+    """Matches names, shapes and dtypes, and plans the reads.
 
-    Inside a Stateful the checkpoint decides what there is: its load_state_dict judges, but for the dtype of a tensor
-    that it has, which it may convert without a word. A tensor of the saved shape and dtype is read in place. strict:
-    whether both must have the same keys; else what only one has is left as it is, and named in notes. Raises
-    MismatchError that lists the first differences; for a tensor that saves do not hold all of, OtherRanksNeededError if
-    they are one rank's and DamagedError if they are all ranks'.
+    Inside a Stateful the checkpoint defines the keys, and its load_state_dict checks them. Only dtypes are checked
+    here: load_state_dict may convert them silently. A tensor of the saved shape and dtype is read in place. strict:
+    both must have the same keys; else a key that only one has stays unchanged, with a note. Raises MismatchError with
+    the first differences; for an incomplete tensor OtherRanksNeededError if saves are of one rank, DamagedError if of
+    all ranks.
     """
     whole = flatten(state, is_tensor)
     saves = replace(saves, paths=settled(saves.paths, saves.leaves.leaves, whole))
@@ -146,14 +146,14 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
         statefuls=flat.statefuls, paths=saves.paths, ties=saves.ties, strict=strict, has=has, notes=notes,
         own_notes=left.notes,
     )  # fmt: skip
-    _look_elsewhere(flat, here, saves, where)
+    _check_held(flat, here, saves, where)
     _plan_reads(out, flat, here, saves, where)
     out.comparison = Comparison(saves.resized, out.tensors) if saves.resized else None
-    _quieten(out)
+    _wait_for_devices(out)
     _copy_inline(out, here, saves)
     for name in saves.paths:
         if name not in out.tensors and name not in saves.leaves.leaves and is_tensor(here.get(name)):
-            out.tensors[name] = here[name]  # this rank has, and needs, nothing of it
+            out.tensors[name] = here[name]  # this rank has no elements of it
     leaves = {name: leaf for name, leaf in saves.leaves.leaves.items() if name in saves.paths}
     out.leaves = {
         name: decode(leaf, name, format_path(saves.paths[name]), pickle_keys) for name, leaf in leaves.items()
@@ -163,7 +163,7 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
 
 
 def _plan_reads(out: Fit, flat: Flat, here: dict[str, Any], saves: Saves, where: str) -> None:
-    """Decides which tensor holds the value of each name, and adds the reads that fill it. Raises what fit says."""
+    """Chooses the tensor for each name, and adds the reads that fill it. Raises as fit does."""
     homes = Homes(saves.ties, _of_optimizers(flat, saves) if saves.ties else ())
     filled: set[tuple[Hashable, tuple[Run, ...]]] = set()
     wanted: list[Wanted] = []
@@ -179,16 +179,16 @@ def _plan_reads(out: Fit, flat: Flat, here: dict[str, Any], saves: Saves, where:
             if runs is None:
                 raise _incomplete(saves, f"{where}: {format_path(saves.paths[name])} is not whole")
             place = (alias_key(chunk.local), tuple(runs))
-            if runs and place not in filled:  # tied here too: its bytes come once
+            if runs and place not in filled:  # tied here too: read once
                 filled.add(place)
                 wanted.append(Wanted(name, copyable(chunk.local.detach()), runs))
     sharing = _sharing(wanted)
     for index, want in enumerate(wanted):
-        _aim(out, want, sharing.get(index))
+        _add_reads(out, want, sharing.get(index))
 
 
 def _of_optimizers(flat: Flat, saves: Saves) -> set[str]:
-    """Names of what optimizers keep of their parameters, inside of Statefuls."""
+    """Names of optimizers' state of their parameters, inside Statefuls."""
     optimizers = optimizers_in(saves.paths.values())
     return {name for name, path in saves.paths.items() if is_kept(path, optimizers) and flat.in_stateful(path)}
 
@@ -216,7 +216,7 @@ def _lowest(out: Fit, saves: Saves, where: str) -> set[str]:
 
 
 def _keep(out: Fit, whole: Flat, values: dict[str, Any]) -> None:
-    """Gives objects of which something was saved their present values of the rest."""
+    """Adds present values of objects for names that the checkpoint lacks, if it has other names of them."""
     for name, path in zip(whole.names, whole.paths, strict=True):
         if name in values and any(within(path, prefix) for prefix, _ in out.statefuls):
             out.paths[name] = path
@@ -231,7 +231,7 @@ def _copy_inline(out: Fit, here: dict[str, Any], saves: Saves) -> None:
 
 
 def _opened(saves: Saves, flat: Flat) -> Saves:
-    """With the items of values that the state has item by item."""
+    """Replaces saved containers by their items where the state has the items as separate names."""
     paths, leaves, inline = dict(saves.paths), dict(saves.leaves.leaves), dict(saves.inline)
     expected = set(saves.expected)
     found = opened(paths, leaves, flat)
@@ -248,7 +248,7 @@ def _opened(saves: Saves, flat: Flat) -> Saves:
 
 
 def _relevant(flat: Flat, here: dict[str, Any], saves: Saves) -> Saves:
-    """Without what only other ranks have a place for."""
+    """Drops names for which only other ranks have a place."""
     paths = {
         name: path
         for name, path in saves.paths.items()
@@ -261,8 +261,8 @@ def _incomplete(saves: Saves, text: str) -> CkptdError:
     return DamagedError(text) if saves.whole else OtherRanksNeededError(text)
 
 
-def _look_elsewhere(flat: Flat, here: dict[str, Any], saves: Saves, where: str) -> None:
-    """Raises when there are tensors that saves say nothing of but the name."""
+def _check_held(flat: Flat, here: dict[str, Any], saves: Saves, where: str) -> None:
+    """Raises if there are tensors for which saves have only the name."""
     held = saves.boxes.keys() | saves.inline.keys()
     unknown = [name for name in saves.paths if name not in held and name not in saves.leaves.leaves]
     lost = [n for n in unknown if not is_tensor(here.get(n)) and flat.in_stateful(saves.paths[n])]
@@ -277,7 +277,7 @@ def _look_elsewhere(flat: Flat, here: dict[str, Any], saves: Saves, where: str) 
 
 
 def _home(name: str, flat: Flat, saves: Saves, *, where: str) -> torch.Tensor:
-    """A new tensor for a Stateful to take over: it has none of the saved shape and dtype."""
+    """A new tensor for a Stateful that has none of the saved shape and dtype."""
     boxes = saves.boxes[name]
     if DTYPE_OF.get(boxes[0].entry.dtype) is None:
         text = f"{where}: {format_path(saves.paths[name])} is {boxes[0].entry.dtype}"
@@ -288,16 +288,16 @@ def _home(name: str, flat: Flat, saves: Saves, *, where: str) -> torch.Tensor:
     if like is not None and tuple(like.shape) == shape:
         return torch.empty_like(like, dtype=dtype, requires_grad=False)
     place = f"{where}: {format_path(saves.paths[name])}"
-    if sum(math.prod(saved.entry.sizes) for saved in boxes) < math.prod(shape):  # no memory on a layout's word alone
+    if sum(math.prod(saved.entry.sizes) for saved in boxes) < math.prod(shape):  # else a bad shape would cost memory
         raise _incomplete(saves, f"{place} is not whole")
     try:
         return torch.empty(shape, dtype=dtype)
-    except RuntimeError as error:  # of no elements, and yet beyond what torch can count
+    except RuntimeError as error:  # no elements, but dimensions that torch cannot represent
         raise DamagedError(f"{place} has the impossible shape {list(shape)[:8]}") from error
 
 
 def _parameter(path: Path, flat: Flat) -> torch.Tensor | None:
-    """The parameter that a torch optimizer keeps this state for: it tells the state's device and sharding."""
+    """The parameter of an entry of a torch optimizer's state: the entry gets its device and sharding."""
     for prefix, stateful in flat.statefuls:
         match path[len(prefix) :] if within(path, prefix) else ():
             case (("k", "state"), ("i", int(index)), ("k", _)) if isinstance(stateful, torch.optim.Optimizer):
@@ -307,9 +307,9 @@ def _parameter(path: Path, flat: Flat) -> torch.Tensor | None:
 
 
 def _sharing(wanted: list[Wanted]) -> dict[int, str]:
-    """Which of the wanted may overlap another in memory, and whose that is: they were saved apart.
+    """The wanted tensors that may overlap another in memory, with the name of that one; they were saved separately.
 
-    Also boxes of one tensor that lie between each other's rows: they lose nothing but a copy.
+    Includes interleaved boxes of one tensor, for which it costs only a copy.
     """
     storages: dict[tuple[torch.device, int], list[tuple[int, int, int]]] = {}
     for index, (_, tensor, _) in enumerate(wanted):
@@ -333,8 +333,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _aim(out: Fit, want: Wanted, sharer: str | None) -> None:
-    """Adds the reads that fill a tensor. sharer: whose memory it shares, if any."""
+def _add_reads(out: Fit, want: Wanted, sharer: str | None) -> None:
+    """Adds the reads that fill a tensor. sharer: name of the tensor whose memory it shares, if any."""
     plain, device = want.local, None if sharer is not None else bytes_of(want.local)
     if device is not None:
         for run in want.runs:
@@ -352,8 +352,8 @@ def _aim(out: Fit, want: Wanted, sharer: str | None) -> None:
         out.targets.setdefault(run.rank, []).append(target)
 
 
-def _quieten(out: Fit) -> None:
-    """Waits for what this thread has queued on devices that get bytes: other threads and streams will write them."""
+def _wait_for_devices(out: Fit) -> None:
+    """Waits for this thread's work on devices that get bytes, because other threads and streams write them."""
     places = (target.device for targets in out.targets.values() for target in targets if target.device is not None)
     for engine in engines_of(places):
         engine.now().wait()

@@ -1,4 +1,4 @@
-"""What to type next when a state does not fit a checkpoint: pure, from the names of both."""
+"""Hints for a state that does not fit a checkpoint, from the names of both. Pure."""
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -8,14 +8,14 @@ LENIENT = "add strict=False to load what both have: the notes of what it returns
 
 
 def all_of(*hints: str) -> str:
-    """One hint of several ways out, of which some may be empty."""
+    """Joins several hints, some of which may be empty."""
     return "; or ".join(filter(None, hints))
 
 
 def hint_of(missing: Sequence[str], known: Collection[str], *, converts: bool) -> str:
-    """missing: names of the state, a Stateful's too, that are not in the checkpoint, which has the known ones.
+    """The hint. missing: names of the state, also of Statefuls, that the checkpoint lacks; known: its names.
 
-    converts: whether load_state_dict would have converted elements.
+    converts: whether load_state_dict would convert elements.
     """
     if converts:
         return "load into the dtype that was saved, such as model.float(), and convert afterwards"
@@ -28,7 +28,7 @@ def hint_of(missing: Sequence[str], known: Collection[str], *, converts: bool) -
 
 
 def _nested(missing: Sequence[str], known: Iterable[str], has: Callable[[str], bool]) -> str:
-    """One of the two has its names a step further down."""
+    """The hint if one side has its names one level deeper."""
     for name in missing:
         top, _, rest = name.partition(".")
         if rest and has(rest) and not has(top):
@@ -39,7 +39,7 @@ def _nested(missing: Sequence[str], known: Iterable[str], has: Callable[[str], b
 
 
 def _similar(missing: Sequence[str], known: Iterable[str]) -> str:
-    """Names that were perhaps meant, and the first steps of all that there are."""
+    """The hint with similar names and the top-level names of the checkpoint."""
     tops = list(dict.fromkeys(name.partition(".")[0] for name in known))
     meant: dict[str, str] = {}
     for name in missing:

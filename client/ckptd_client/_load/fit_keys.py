@@ -1,4 +1,4 @@
-"""Int keys of dicts, of which torch.distributed.checkpoint makes text: what the state and optimizers say they were."""
+"""Restores int keys of dicts that torch.distributed.checkpoint turned into text, from the state and optimizers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from ckptd_client._state.tree import Flat, format_path
 
 
 def settled(paths: Mapping[str, Path], leaves: Mapping[str, Leaf], flat: Flat) -> dict[str, Path]:
-    """The paths of a checkpoint with ints where the state has them, and where an optimizer counts its parameters."""
+    """The paths of a checkpoint, with ints where the state has them and where optimizers number parameters."""
     here = dict(zip(flat.names, flat.paths, strict=True))
     counted = {prefix for prefix, value in flat.statefuls if isinstance(value, torch.optim.Optimizer)}
     counted |= {path[:-3] for name, path in paths.items() if _counts(path, leaves.get(name))}
@@ -23,7 +23,7 @@ def settled(paths: Mapping[str, Path], leaves: Mapping[str, Leaf], flat: Flat) -
 
 
 def _like(path: Path, own: Path) -> Path:
-    """The saved path, with the int keys of the state's own one."""
+    """The saved path with the int keys of the state's path."""
     if len(path) != len(own):
         return path
     pairs = zip(path, own, strict=True)
@@ -31,7 +31,7 @@ def _like(path: Path, own: Path) -> Path:
 
 
 def _counts(path: Path, leaf: Leaf | None) -> bool:
-    """Whether this is an optimizer's list of parameters, and they are numbers: then the keys of its state are too."""
+    """Whether this is an optimizer's list of parameter numbers; then the keys of its state are numbers too."""
     match path:
         case (*_, ("k", "param_groups"), ("l", _), ("k", "params")) if leaf is not None and leaf.codec != PICKLE:
             value: Any = decode_leaf(leaf, format_path(path))
@@ -40,7 +40,7 @@ def _counts(path: Path, leaf: Leaf | None) -> bool:
 
 
 def _numbered(path: Path, statefuls: list[Path], counted: set[Path]) -> Path:
-    """Elsewhere than in a Stateful the state has the place or not: there is nothing to guess."""
+    """The path with an int key for an optimizer's state, only inside Statefuls."""
     for at, (letter, key) in enumerate(path[2:], 2):
         if letter != "k" or path[at - 1] != ("k", "state") or path[: at - 1] not in counted:
             continue

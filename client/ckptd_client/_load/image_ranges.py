@@ -1,4 +1,4 @@
-"""Reads ranges of the images of a checkpoint where they lie, without their digests: for what proves nothing."""
+"""Reads ranges of the images of a checkpoint without checks of digests, for results that prove nothing."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

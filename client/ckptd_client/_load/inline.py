@@ -1,6 +1,6 @@
-"""Tuples and lists that torch.distributed.checkpoint writes as one plain value, although they hold tensors.
+"""Tuples and lists with tensors that torch.distributed.checkpoint writes as one plain value.
 
-ckptd itself gives each item a name of its own. A state that has those names gets the items from the one value.
+ckptd gives each item a name. A state with those names gets the items from the one value.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from ckptd_client._state.tree import Flat, flatten, format_path
 
 
 class Opened(NamedTuple):
-    """One value's items, by the names that ckptd gives them."""
+    """The items of one value, by ckptd's names for them."""
 
     paths: dict[str, Path]
     tensors: dict[str, torch.Tensor]
@@ -26,7 +26,7 @@ class Opened(NamedTuple):
 
 
 def opened(paths: Mapping[str, Path], leaves: Mapping[str, Leaf], flat: Flat) -> dict[str, Opened]:
-    """By name, the values of a checkpoint in whose place the state has more names. Inside Statefuls they stay whole."""
+    """By name, the values of which the state has items as names. Inside Statefuls values stay as they are."""
     inner = {path[:depth] for path in flat.paths for depth in range(1, len(path))}
     found: dict[str, Opened] = {}
     for name, path in paths.items():
@@ -37,7 +37,7 @@ def opened(paths: Mapping[str, Path], leaves: Mapping[str, Leaf], flat: Flat) ->
             continue
         value = decode_leaf(leaf, format_path(path))
         if type(value) in (tuple, list) and value:
-            with contextlib.suppress(UsageError):  # of keys that a state may not have
+            with contextlib.suppress(UsageError):  # keys that a state must not have
                 found[name] = _open(name, path, value)
     return found
 

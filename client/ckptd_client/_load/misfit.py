@@ -1,4 +1,4 @@
-"""What of a state does not fit a checkpoint, in words, and what to type next."""
+"""The error for a state that does not fit a checkpoint: its differences, and a hint."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,22 +18,22 @@ _SHOWN = 8
 
 
 class Difference(NamedTuple):
-    """One difference, in words. ``lacks``: one side has nothing there, which strict=False allows."""
+    """One difference. ``lacks``: one side has no value there, which strict=False allows."""
 
     text: str
     lacks: bool = False
 
 
 def misfit(state: Any, flat: Flat, saves: Saves, known: Mapping[str, Path], where: str) -> MismatchError | None:
-    """The error that lists the first differences outside of Statefuls, and what those would convert; None: it fits.
+    """The error with the first differences, and dtypes that Statefuls would convert; None: the state fits.
 
     known: all names of the checkpoint, with their places.
     """
     here = dict(zip(flat.names, flat.values, strict=True))
-    untold = [one for one in flat.statefuls if not any(within(path, one[0]) for path in saves.paths.values())]
+    unsaved = [one for one in flat.statefuls if not any(within(path, one[0]) for path in saves.paths.values())]
     differences = [
         Difference(f"{format_path(prefix)}: {type(stateful).__name__} in the state, nothing in the checkpoint", True)
-        for prefix, stateful in untold
+        for prefix, stateful in unsaved
     ]
     differences += _differences(flat, here, saves)
     if not differences:
@@ -44,7 +44,7 @@ def misfit(state: Any, flat: Flat, saves: Saves, known: Mapping[str, Path], wher
     if not hint:
         paths = zip(flat.names, flat.paths, strict=True)
         converts = any(flat.in_stateful(path) and _conversion(name, here, saves) for name, path in paths)
-        leave = f"leave {format_path(untold[0][0])} out of the state" if untold else ""
+        leave = f"leave {format_path(unsaved[0][0])} out of the state" if unsaved else ""
         lenient = LENIENT if all(difference.lacks for difference in differences) else ""
         hint = all_of(hint_of([*missing], known, converts=converts), leave, lenient)
     return MismatchError(_listed([difference.text for difference in differences], where), hint=hint)
@@ -62,7 +62,7 @@ def _differences(flat: Flat, here: dict[str, Any], saves: Saves) -> Iterable[Dif
     ours = {path[:1] for path in flat.paths} | {prefix[:1] for prefix, _ in flat.statefuls}
     gone = Counter(saves.paths[name][:1] for name in extra)
     whole = {top: count for top, count in gone.items() if count > 1 and top not in ours}
-    for top, count in whole.items():  # an optimizer that was left out is one line, not hundreds
+    for top, count in whole.items():  # one line, not hundreds, for an optimizer that was left out
         text = f"{format_path(top)}: in the checkpoint, not in the state: {count} values"
         yield Difference(text, lacks=True)
     extra = [name for name in extra if saves.paths[name][:1] not in whole]
@@ -75,7 +75,7 @@ def _differences(flat: Flat, here: dict[str, Any], saves: Saves) -> Iterable[Dif
 
 
 def _conversion(name: str, here: dict[str, Any], saves: Saves) -> Difference | None:
-    """What load_state_dict would convert."""
+    """A tensor that load_state_dict would convert."""
     value, saved = here.get(name), saved_kind(name, saves)
     if saved is None or not is_tensor(value) or CODE_OF.get(value.dtype) == saved[0]:
         return None
@@ -92,7 +92,7 @@ def _difference(name: str, here: dict[str, Any], saves: Saves) -> Difference | N
             return Difference(f"a tensor in the checkpoint, {type(value).__name__} in the state")
         return None if plain else Difference("in the state, not in the checkpoint", lacks=True)
     if saved is None:
-        sure = saves.whole or plain  # else the others may have it
+        sure = saves.whole or plain  # else other ranks may have it
         return Difference("a tensor in the state, none in the checkpoint", lacks=not plain) if sure else None
     shard = shard_of(value, name)
     if (shard.code, shard.global_shape) != saved:

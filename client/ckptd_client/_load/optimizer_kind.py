@@ -1,6 +1,6 @@
-"""Whether an optimizer that is loaded into is of the kind that was saved: its step needs settings of its own kind.
+"""Checks that an optimizer is of the saved kind: its step needs the settings of its kind.
 
-torch's load_state_dict takes an SGD the settings of an AdamW, and its next step raises a KeyError.
+torch's load_state_dict accepts the settings of an AdamW for an SGD, whose next step then raises a KeyError.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,10 +16,9 @@ GROUPS: PathStep = ("k", "param_groups")
 
 
 def check_kinds(statefuls: Iterable[tuple[Path, Any]], saved: Iterable[Path]) -> None:
-    """Compares the optimizers of a state with the places that were saved, before anything is read.
+    """Compares the optimizers of a state with the saved paths, before any read. Raises MismatchError.
 
-    Of those whose load_state_dict has no code but torch's: what others make of it, OptimizerKind finds out afterwards.
-    Raises MismatchError.
+    Only those whose load_state_dict is torch's own; OptimizerKind checks the others afterwards.
     """
     optimizers = {at: one for at, one in statefuls if isinstance(one, torch.optim.Optimizer) and is_torchs_own(one)}
     groups: dict[Path, dict[PathStep, set[str]]] = {}
@@ -33,7 +32,7 @@ def check_kinds(statefuls: Iterable[tuple[Path, Any]], saved: Iterable[Path]) ->
 
 
 class OptimizerKind:
-    """What an optimizer, or one that an object wraps, is before the load_state_dict: to be compared afterwards."""
+    """The settings of an optimizer, or of one inside an object, before load_state_dict, for a later comparison."""
 
     def __init__(self, stateful: Any) -> None:
         self._optimizer = _optimizer_of(stateful)
@@ -41,10 +40,10 @@ class OptimizerKind:
         if self._optimizer is not None:
             has = vars(self._optimizer)
             self._settings = _settings_of(self._optimizer)
-            self._was = {name: has[name] for name in ("param_groups", "state") if name in has}  # a load makes new ones
+            self._was = {name: has[name] for name in ("param_groups", "state") if name in has}  # a load replaces them
 
     def check(self, prefix: Path) -> None:
-        """Raises MismatchError for an optimizer that lost settings of its kind, and gives it back what it had."""
+        """Raises MismatchError if the optimizer lost settings of its kind, after restoring what it had."""
         if self._optimizer is None:
             return
         lost = self._settings - _settings_of(self._optimizer)
@@ -54,7 +53,7 @@ class OptimizerKind:
 
 
 def _optimizer_of(stateful: Any) -> torch.optim.Optimizer | None:
-    """The optimizer that this wraps, as Accelerate's do, or is."""
+    """The object itself if it is an optimizer, or the one that it wraps, as Accelerate's do."""
     for one in (getattr(stateful, "__dict__", {}).get("optimizer"), stateful):
         if isinstance(one, torch.optim.Optimizer):
             return one
@@ -62,14 +61,14 @@ def _optimizer_of(stateful: Any) -> torch.optim.Optimizer | None:
 
 
 def is_torchs_own(stateful: Any) -> bool:
-    """Whether no code but torch's runs in this object's load_state_dict."""
+    """Whether only code of torch runs in this object's load_state_dict."""
     if isinstance(stateful, torch.optim.Optimizer):
         hooks = stateful._optimizer_load_state_dict_pre_hooks, stateful._optimizer_load_state_dict_post_hooks  # noqa: SLF001
         return not any(hooks) and _torchs(stateful, "load_state_dict", "__setstate__")
     if not isinstance(stateful, torch.nn.Module) or not _torchs(stateful, "load_state_dict"):
         return False
     return all(
-        not module._load_state_dict_pre_hooks  # noqa: SLF001 - nothing else tells
+        not module._load_state_dict_pre_hooks  # noqa: SLF001 - there is no public way
         and not module._load_state_dict_post_hooks  # noqa: SLF001 - as above
         and _torchs(module, "_load_from_state_dict", "set_extra_state")
         for module in stateful.modules()
@@ -83,7 +82,7 @@ def _torchs(stateful: Any, *methods: str) -> bool:
 
 
 def _refuse(prefix: Path, optimizer: torch.optim.Optimizer, lost: set[str]) -> None:
-    """Raises MismatchError if there are settings that the optimizer needs and what was saved does not have."""
+    """Raises MismatchError if the saved state lacks settings that the optimizer needs."""
     if not lost:
         return
     place, kind = format_path(prefix), type(optimizer).__name__
@@ -93,12 +92,12 @@ def _refuse(prefix: Path, optimizer: torch.optim.Optimizer, lost: set[str]) -> N
 
 
 def _settings_of(optimizer: torch.optim.Optimizer) -> set[str]:
-    """What each group has from its start on, such as the momentum: a step reads all of them."""
+    """The settings that each group has from the start, such as the momentum: a step reads all of them."""
     return {key for key in optimizer.defaults if all(key in group for group in optimizer.param_groups)}
 
 
 def _completed(optimizer: torch.optim.Optimizer, groups: Mapping[PathStep, set[str]]) -> set[str]:
-    """The settings that all groups have once torch has added those that the release that saved did not have yet."""
+    """The settings of all groups after torch has added those that the saving release lacked."""
     like = object.__new__(type(optimizer))
     vars(like).update(vars(optimizer), defaults={**optimizer.defaults})
     filled: list[dict[str, Any]] = [{**dict.fromkeys(keys), "params": []} for keys in groups.values()]

@@ -1,8 +1,8 @@
-"""Values that each rank has for itself, such as the state of its random generator, when the number of ranks changes.
+"""Values per rank, such as the state of a random generator, when the number of ranks changes.
 
-A checkpoint does not say whether ranks that saved the same name had one value or several. So the saved bytes are
-compared, and what differs is named in a note. Large tensors are compared as far as digests of their blocks decide; of
-what is left open the note says that it was not compared.
+A checkpoint does not record whether ranks that saved the same name had one value or several. So the saved bytes are
+compared, and a note names those that differ. Large tensors are compared as far as digests of their blocks decide; the
+note says which were not compared.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ckptd.shared.format.layout import Layout, Leaves, Path
-from ckptd_client._load.alike import look, questions_of
+from ckptd_client._load.alike import compare, questions_of
 from ckptd_client._load.image_ranges import Images
 from ckptd_client._state.naming import Named, listed, ranks_of
 from ckptd_client._state.reshard import Saved
@@ -28,17 +28,17 @@ Holders = tuple[int, ...]  # ranks that saved a name
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """What several ranks of a job of another size saved under one name."""
+    """Names that several ranks of a job of another size saved."""
 
     saved: int
     world_size: int
-    tensors: dict[str, list[Saved]] = field(default_factory=dict)  # whole ones, of each rank that has it
-    apart: dict[str, Holders] = field(default_factory=dict)  # of differing values
-    gone: dict[str, Holders] = field(default_factory=dict)  # of ranks that are no more, and said to be their own
+    tensors: dict[str, list[Saved]] = field(default_factory=dict)  # complete ones, of each rank that has it
+    differing: dict[str, Holders] = field(default_factory=dict)  # names with different values
+    dropped: dict[str, Holders] = field(default_factory=dict)  # per-rank names of ranks that do not exist any more
 
 
 def resized(layouts: Sequence[Layout], leaves: Mapping[int, Leaves], named: Named, world_size: int) -> Resized | None:
-    """What the images of all ranks say; None for a job of the same size, and where some images are missing."""
+    """The names of all images; None for a job of the same size, and if some images are missing."""
     saved = layouts[0].world_size
     if saved == world_size or len(layouts) < saved:
         return None
@@ -51,15 +51,15 @@ def resized(layouts: Sequence[Layout], leaves: Mapping[int, Leaves], named: Name
                 out.tensors.setdefault(name, []).append(Saved(layout.rank, entry))
         for name in layout.paths if layout.rank >= world_size else ():
             if named.is_own(name):
-                out.gone[name] = (*out.gone.get(name, ()), layout.rank)
+                out.dropped[name] = (*out.dropped.get(name, ()), layout.rank)
     for name in [n for n, held in out.tensors.items() if len(held) == 1 or named.is_own(n)]:
         del out.tensors[name]
-    out.apart.update(_apart(leaves, named))
+    out.differing.update(_differing(leaves, named))
     return out
 
 
-def _apart(leaves: Mapping[int, Leaves], named: Named) -> dict[str, Holders]:
-    """Plain values that differ from rank to rank."""
+def _differing(leaves: Mapping[int, Leaves], named: Named) -> dict[str, Holders]:
+    """Plain values that differ between ranks."""
     if all(one is leaves[min(leaves)] for one in leaves.values()):
         return {}
     found: dict[str, dict[int, bytes]] = {}
@@ -74,37 +74,37 @@ def _apart(leaves: Mapping[int, Leaves], named: Named) -> dict[str, Holders]:
 
 
 class Comparison:
-    """Which names several ranks saved, each with a value of its own, or perhaps so. Reads nothing before look."""
+    """The names that several ranks saved with different values, or perhaps so. Reads nothing before compare."""
 
     def __init__(self, found: Resized, tensors: Mapping[str, torch.Tensor]) -> None:
         self.found = found
-        self._apart = dict(found.apart)
+        self._differing = dict(found.differing)
         self._open: dict[str, list[Saved]] = {}
         for name, held in found.tensors.items():
             if name not in tensors or is_dtensor(tensors[name]):
                 continue
             if len({(saved.entry.dtype, saved.entry.global_shape) for saved in held}) > 1:
-                self._apart[name] = _ranks_of(held)
-            elif name not in self._apart:
+                self._differing[name] = _ranks_of(held)
+            elif name not in self._differing:
                 self._open[name] = held
 
-    def look(self, images: Images) -> None:
+    def compare(self, images: Images) -> None:
         """Compares tensors by the digests of the images, and reads some of them. Blocks. Raises nothing."""
         questions = questions_of(self._open, images.tables)
-        look(questions.values(), images)
-        self._apart |= {n: _ranks_of(one.held) for n, one in questions.items() if one.alike is False}
+        compare(questions.values(), images)
+        self._differing |= {n: _ranks_of(one.held) for n, one in questions.items() if one.alike is False}
         self._open = {name: held for name, held in self._open.items() if questions[name].alike is None}
 
     def notes(self, places: Mapping[str, str]) -> list[str]:
-        """What to say. places: of the names that this rank has, in Python notation."""
+        """Notes for the user. places: of this rank's names, in Python notation."""
         unsure = {name: _ranks_of(held) for name, held in self._open.items()}
         return [
-            *self._said(self._apart, places, "each a value of its own"),
-            *self._said(unsure, places, "perhaps each a value of its own: they were not compared", _OR_ALIKE),
-            *_of_gone(self.found),
+            *self._lines(self._differing, places, "each a value of its own"),
+            *self._lines(unsure, places, "perhaps each a value of its own: they were not compared", _OR_ALIKE),
+            *_of_dropped(self.found),
         ]
 
-    def _said(self, names: Mapping[str, Holders], places: Mapping[str, str], what: str, more: str = "") -> list[str]:
+    def _lines(self, names: Mapping[str, Holders], places: Mapping[str, str], what: str, more: str = "") -> list[str]:
         groups: dict[Holders, list[str]] = {}
         for name, holders in names.items():
             if name in places:
@@ -114,8 +114,8 @@ class Comparison:
             parts = []
             if {*range(self.found.world_size)} - {*holders}:
                 parts.append(f"ranks without one take that of rank {holders[0]}")
-            gone = [rank for rank in holders if rank >= self.found.world_size]
-            parts += [f"those of {ranks_of(gone)} are dropped"] if gone else []
+            dropped = [rank for rank in holders if rank >= self.found.world_size]
+            parts += [f"those of {ranks_of(dropped)} are dropped"] if dropped else []
             if not parts:
                 continue
             text = f"{ranks_of(holders)} saved {listed([places[name] for name in found])}, {what}; {', '.join(parts)}"
@@ -127,9 +127,9 @@ def _ranks_of(held: Iterable[Saved]) -> Holders:
     return tuple(saved.rank for saved in held)
 
 
-def _of_gone(found: Resized) -> list[str]:
+def _of_dropped(found: Resized) -> list[str]:
     groups: dict[Holders, list[str]] = {}
-    for name, holders in found.gone.items():
+    for name, holders in found.dropped.items():
         groups.setdefault(holders, []).append(name)
     return [
         f"{listed(names)}: each rank has its own; those of {ranks_of(holders)} are dropped, for the job has "
@@ -139,7 +139,7 @@ def _of_gone(found: Resized) -> list[str]:
 
 
 class Kept(NamedTuple):
-    """Values of a state for which this rank finds none of its own, and the state without them."""
+    """Per-rank values of a state that this rank did not save, and the state without them."""
 
     flat: Flat
     values: dict[str, Any]
@@ -147,19 +147,19 @@ class Kept(NamedTuple):
 
 
 def kept(flat: Flat, known: Mapping[str, Path], named: Named, rank: int) -> Kept:
-    """What a rank keeps as it is: names that each rank has for itself, and that this one did not save.
+    """Values that a rank keeps unchanged: per-rank names that this rank did not save.
 
-    known: what it finds in the checkpoint. An object all of whose names are such is left alone; of others the present
-    values go to load_state_dict again. What an object has is for the checkpoint to say if this rank saved any of it.
+    known: names of the checkpoint. An object with only such names is not touched; for others load_state_dict gets the
+    present values. If this rank saved any name of an object, the checkpoint defines the names of that object.
     """
     if not named.per_rank:
         return Kept(flat, {}, [])
     saved = [path for name, path in known.items() if named.is_own(name)]
-    told = [prefix for prefix, _ in flat.statefuls if any(path[: len(prefix)] == prefix for path in saved)]
+    present = [prefix for prefix, _ in flat.statefuls if any(path[: len(prefix)] == prefix for path in saved)]
     lone = {
         i
         for i, (name, path) in enumerate(zip(flat.names, flat.paths, strict=True))
-        if name not in known and named.is_own(name) and not any(path[: len(prefix)] == prefix for prefix in told)
+        if name not in known and named.is_own(name) and not any(path[: len(prefix)] == prefix for prefix in present)
     }
     if not lone:
         return Kept(flat, {}, [])

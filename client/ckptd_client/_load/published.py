@@ -1,4 +1,4 @@
-"""A directory that ckptd published for a trainer: which checkpoint of the store its files are, opened there.
+"""Opens a directory that ckptd published for a trainer: the checkpoint on the store that has its files.
 
 There, because a checkpoint's digests lie there. The directory's own files are second names of the store's, or links.
 """
@@ -23,7 +23,7 @@ _MAX_MARKER_NBYTES = 64 << 20  # it lists the files that were published
 
 
 def open_published(directory: str, integrity: Integrity) -> Checkpoint | None:
-    """The checkpoint that was published there; None for a directory without a marker.
+    """The checkpoint that was published in the directory; None if it has no marker.
 
     Raises UsageError when it is gone, or something else was saved over it; DamagedError, OSError.
     """
@@ -50,7 +50,7 @@ def open_published(directory: str, integrity: Integrity) -> Checkpoint | None:
 
 
 def _decoded(raw: bytes, marker: str, directory: str) -> Origin:
-    """Raises DamagedError, naming the marker, for one that leads anywhere but to a checkpoint of a job."""
+    """The decoded marker. Raises DamagedError, with its path, unless it names a checkpoint of a job."""
     try:
         origin = msgspec.json.decode(raw, type=Origin)
         msgspec.convert((origin.store, origin.job), JobKey)
@@ -62,7 +62,7 @@ def _decoded(raw: bytes, marker: str, directory: str) -> Origin:
 
 
 def _check_listing(directory: str, origin: Origin, manifest: Manifest, integrity: Integrity) -> None:
-    """Raises UsageError when the directory lists something else: it was saved over. It may list nothing yet."""
+    """Raises UsageError if the directory has another index: it was overwritten. It may have none yet."""
     there = os.path.join(directory, STOCK_METADATA)
     if not os.path.lexists(there):
         return

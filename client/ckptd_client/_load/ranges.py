@@ -23,7 +23,7 @@ class _Piece(NamedTuple):
 
 
 def read_ranges(path: str, targets: Iterable[Target], *, base: int = 0) -> None:
-    """Fills the targets, whose offsets count from base, from a file. Raises DamagedError for one too short, OSError."""
+    """Fills the targets from a file; their offsets count from base. Raises DamagedError if it is too short, OSError."""
     pieces = [piece for target in targets for piece in _split(target, base)]
     fd = open_regular(path, follow=True)
     try:

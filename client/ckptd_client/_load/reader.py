@@ -1,4 +1,4 @@
-"""Reads a segment back: no load succeeds unless every block matches its digest."""
+"""Reads a segment: a load succeeds only if every block matches its digest."""
 
 import contextlib
 import ctypes
@@ -27,10 +27,10 @@ from ckptd.shared.stores.directory import OpenedFile
 from ckptd_client._local.copy_engines import PinningError
 from ckptd_client._local.destination import Destination, Place, deliver, engines_of
 
-_STORE_READERS = 4  # reads in flight: what large O_DIRECT reads need to keep a device busy
+_STORE_READERS = 4  # reads in flight, so that large O_DIRECT reads keep a device busy
 _CHUNK_NBYTES = 1 << 20  # fits the second-level cache of a core
 Pieces = dict[int, list[Destination]]  # by block
-_ARENA_READERS = 2  # at least; a copy out of memory gains nothing from more threads than torch has
+_ARENA_READERS = 2  # at least; more threads than torch has do not speed up a copy from memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Piece:
 
 
 class BlockMemory(Protocol):
-    """Where a block is read to: whole pages."""
+    """Memory for a block: complete pages."""
 
     @property
     def address(self) -> int:
-        """Of the first byte."""
+        """Address of the first byte."""
 
     @property
     def view(self) -> memoryview:
@@ -75,10 +75,10 @@ class Source:
     layout: Layout
     leaves: Leaves
     readers: int
-    raw: bool = False  # zeros lie between the files
+    raw: bool = False  # there are zeros between the files
     mapping: Mapping | None = None  # of a slot: its huge pages cost less to map than to read
     integrity: Integrity = XXH3  # what the digests are
-    shares: tuple[Share, ...] = ()  # what its rank said of replicas
+    shares: tuple[Share, ...] = ()  # the attestations of its rank
 
     def close(self) -> None:
         """Closes the files."""
@@ -171,7 +171,7 @@ def read_manifest(stored: StoredFiles, save: SaveId | None = None) -> Manifest:
 
 
 def vote_notes(stored: StoredFiles, manifest: Manifest) -> tuple[str, ...]:
-    """What is wrong with the votes. The data is proven without them, but somebody should know."""
+    """Notes on damaged votes, without which the data is proved anyway."""
     found = (read_vote_of(stored, ref) for ref in manifest.votes)
     return tuple(f"{one}; the data is not affected" for one in found if isinstance(one, Finding))
 
@@ -196,7 +196,7 @@ def open_file(stored: StoredFiles, record: FileRecord, world_size: int) -> Sourc
 
 
 def check_files(stored: StoredFiles, records: Iterable[FileRecord]) -> None:
-    """Raises unless these images are there and as large as the manifest says: before memory is taken on its word."""
+    """Raises unless these images exist with the sizes of the manifest; call it before memory is allocated for them."""
     raise_first(file_findings(stored, records))  # of sizes alone
 
 
@@ -207,12 +207,12 @@ def _check_size(piece: Piece) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Contiguous bytes that one box of the image goes to."""
+    """Contiguous bytes that are the destination of a range of the image."""
 
     data_offset: int
     nbytes: int
     address: int  # in the host's memory
-    device: torch.Tensor | None = None  # instead of the address: the bytes on a device, which the caller keeps quiet
+    device: torch.Tensor | None = None  # in place of the address: bytes on a device, which the caller keeps idle
 
     def place(self, done: int, nbytes: int) -> Place:
         """Where so many bytes go after the first so many."""
@@ -241,7 +241,7 @@ def copy_blocks(source: Source, pieces: Pieces, wanted: list[int]) -> None:
 
 
 def _each(source: Source, wanted: list[int], copy_block: Callable[[int], None]) -> None:
-    """All these blocks, several at once."""
+    """Copies these blocks, several at once."""
     if not wanted:
         return
     with ThreadPoolExecutor(source.readers) as pool:
@@ -259,7 +259,7 @@ def _from_file(source: Source, pieces: Pieces, count: int) -> Callable[[int], No
     buffers = _buffers(min(source.readers, count), pieces)
 
     def copy_block(index: int) -> None:
-        buffer = buffers.get()  # as many as threads: never waits
+        buffer = buffers.get()  # one per thread: never waits
         try:
             deliver(pieces.get(index, ()), source.checked(index, buffer))
         finally:
@@ -270,7 +270,7 @@ def _from_file(source: Source, pieces: Pieces, count: int) -> Callable[[int], No
 
 def _from_memory(source: Source, targets: list[Target]) -> Callable[[int], None]:
     """Digests and copies a block chunk by chunk, each while it is in the core's own cache: memory is read once."""
-    assert source.mapping is not None  # noqa: S101 - the caller looked
+    assert source.mapping is not None  # noqa: S101 - the caller has checked
     view, base = source.mapping.view, source.mapping.address
     pieces = pieces_of([target for target in targets if target.device is None], _CHUNK_NBYTES)
     far = pieces_of([target for target in targets if target.device is not None], BLOCK_NBYTES)
@@ -279,7 +279,7 @@ def _from_memory(source: Source, targets: list[Target]) -> Callable[[int], None]
     def copy_block(index: int) -> None:
         found = source.integrity.hasher()
         start = index * BLOCK_NBYTES
-        buffer = buffers.get() if index in far else None  # pinned: its way to a device is short
+        buffer = buffers.get() if index in far else None  # pinned, for fast copies to a device
         try:
             for at in range(start, min(start + BLOCK_NBYTES, source.nbytes), _CHUNK_NBYTES):
                 chunk = view[at : min(at + _CHUNK_NBYTES, source.nbytes)]
@@ -303,7 +303,7 @@ def _buffers(count: int, pieces: Pieces) -> SimpleQueue[Mapping]:
     buffers: SimpleQueue[Mapping] = SimpleQueue()
     for _ in range(count):
         buffer = _buffer()
-        for engine in engines[:1]:  # what one has pinned is so for all
+        for engine in engines[:1]:  # memory pinned by one engine is pinned for all
             with contextlib.suppress(PinningError):
                 buffer.before_unmap(engine.register(buffer.address, buffer.nbytes))
         buffers.put(buffer)

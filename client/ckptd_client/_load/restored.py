@@ -1,4 +1,4 @@
-"""What load tells of what it brought back."""
+"""The result of load."""
 
 import logging
 import time
@@ -36,13 +36,13 @@ class Restored:
 
 
 def finished(state: dict[str, Any], segment: "Segment", notes: Iterable[str], *, began: float, rank: int) -> Restored:
-    """Puts what a rank has read into its state, and logs what there is to say. began: of ``time.perf_counter``.
+    """Completes the state of a rank from what it has read, and logs the notes. began: of ``time.perf_counter``.
 
-    Raises MismatchError when an object does not take, or does not keep, what was saved.
+    Raises MismatchError if an object refuses or changes saved values.
     """
-    told = segment.fit.finish(state)
-    common = [*notes, *segment.notes, *told]
-    own = segment.fit.own_notes  # of this rank alone
+    finished_notes = segment.fit.finish(state)
+    common = [*notes, *segment.notes, *finished_notes]
+    own = segment.fit.own_notes  # for this rank alone
     for note in [*common, *own] if rank == 0 else own:
         log.warning("ckptd: warning: restored step %d, but %s", segment.save.step, note)
     seconds = time.perf_counter() - began

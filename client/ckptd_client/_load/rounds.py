@@ -1,4 +1,4 @@
-"""One rank's part in a load: asks where to read, reads and checks, reports, until all ranks agree."""
+"""One rank's part in a load: it asks for an order, reads and checks, and reports, until all ranks agree."""
 
 import contextlib
 import errno
@@ -45,13 +45,13 @@ from ckptd_client._state.replica_choice import notes_of
 
 _OURS = (errno.EMFILE, errno.ENFILE)
 log = logging.getLogger("ckptd_client")
-_TRIES = 3  # a daemon that dies in the middle is asked again when it is back
-_SILENT_S = 6.0  # a load that has not begun says so after this, unless the daemon has said it better
+_TRIES = 3  # attempts if the daemon ends during a load
+_SILENT_S = 6.0  # a load that has not begun warns after this, unless the daemon has reported the reason
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What this rank has read: its bytes are in the state's tensors, the rest waits for ``fit.finish``."""
+    """The data that this rank has read: bytes are in the state's tensors, ``fit.finish`` does the rest."""
 
     save: SaveId
     tier: Tier
@@ -61,7 +61,7 @@ class Segment:
 
 
 class Found(Protocol):
-    """What a rank has found or read of a checkpoint."""
+    """A checkpoint that a rank has found or read."""
 
     @property
     def save(self) -> SaveId:
@@ -69,7 +69,7 @@ class Found(Protocol):
 
     @property
     def tier(self) -> Tier:
-        """Where it was found."""
+        """The tier where it was found."""
 
 
 T = TypeVar("T", bound=Found)
@@ -78,13 +78,13 @@ T = TypeVar("T", bound=Found)
 def load(
     link: Link, state: dict[str, Any], step: int | None, run: RunId | None = None, *, strict: bool = True
 ) -> tuple[LoadFrom, Segment | None]:
-    """Runs the load to its end; None when there is nothing to restore. Raises RestoreError, MismatchError."""
+    """Runs the load to its end; None if there is nothing to restore. Raises RestoreError, MismatchError."""
     with peer_exchange(link) as exchange:
         return _agree(link, (step, run), lambda order: _read(link, state, order, exchange, strict=strict), exchange)
 
 
 def find(link: Link, step: int | None) -> tuple[LoadFrom, Checkpoint | None]:
-    """Agrees with all ranks on a checkpoint of which each can read every layout; its bytes are still to be read."""
+    """Agrees with all ranks on a checkpoint of which each can read every layout. Reads no data yet."""
     return _agree(link, (step, None), lambda order: _find(link, order))
 
 
@@ -94,7 +94,7 @@ def _agree(
     read: Callable[[LoadFrom], T],
     exchange: PeerExchange | None = None,
 ) -> tuple[LoadFrom, T | None]:
-    """Raises what _run does. Rank 0 logs why nothing was restored although something was there."""
+    """Runs the load, again if the daemon ends. Rank 0 logs why nothing was restored. Raises what _run does."""
     step, run = wanted
     address = exchange.address if exchange is not None else None
     for left in reversed(range(_TRIES)):
@@ -111,14 +111,14 @@ def _agree(
 
 
 def _run(link: Link, ask: Callable[[int], Request], read: Callable[[LoadFrom], T]) -> tuple[LoadFrom, T | None]:
-    said = threading.Timer(_SILENT_S, _say_that_it_waits, (link,))
-    said.daemon, link.waits_for = True, _waits_for(link)
-    with contextlib.suppress(RuntimeError):  # no thread is left: the load goes on without the message
-        said.start()
+    warning = threading.Timer(_SILENT_S, _warn_of_wait, (link,))
+    warning.daemon, link.waits_for = True, _waits_for(link)
+    with contextlib.suppress(RuntimeError):  # no thread can be started: the load continues without the warning
+        warning.start()
     try:
         order = _ask(link, ask)
     finally:
-        said.cancel()
+        warning.cancel()
     found: T | None = None
     try:
         while order.save is not None and not order.agreed:
@@ -138,26 +138,26 @@ def _run(link: Link, ask: Callable[[int], Request], read: Callable[[LoadFrom], T
 
 
 def _waits_for(link: Link) -> str:
-    """As far as this side knows: a load that one rank alone calls has no end, and whoever wrote that must hear it."""
+    """What a load waits for, as far as this rank knows. It names a load that only one rank calls, which never ends."""
     where = f"for the store {link.job.store} to answer"
     if link.group.world_size > 1:
         return f"for other ranks, or {where}; every rank calls load (one rank alone: connect(alone=True))"
     return where
 
 
-def _say_that_it_waits(link: Link) -> None:
-    if link.waits_for:  # else the daemon has said it
+def _warn_of_wait(link: Link) -> None:
+    if link.waits_for:  # else the daemon has reported it
         log.warning("ckptd: load of job %s waits on rank %d %s", link.job.job, link.group.rank, link.waits_for)
 
 
 def _drop(found: Found | None) -> None:
-    """Closes what the ranks have not agreed on."""
+    """Closes a checkpoint on which the ranks have not agreed."""
     if isinstance(found, Checkpoint):
         found.close()
 
 
 def _ask(link: Link, make: Callable[[int], Request]) -> LoadFrom:
-    # No deadline: the other ranks may be late, and the daemon ends a load that cannot be agreed.
+    # No deadline: the other ranks may be late, and the daemon ends a load without agreement.
     answer = link.ask(make, None)
     assert isinstance(answer, LoadFrom)  # noqa: S101 - the reply to AskLoad and ReportLoad
     return answer
@@ -189,7 +189,7 @@ def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
 def _read(
     link: Link, state: dict[str, Any], order: LoadFrom, exchange: PeerExchange | None, *, strict: bool
 ) -> Segment:
-    assert order.save is not None  # noqa: S101 - the caller looked
+    assert order.save is not None  # noqa: S101 - the caller has checked
     if order.whole:
         return _read_whole(link, state, order, order.save, strict=strict)
     if order.tier is not Tier.PFS:
@@ -213,7 +213,7 @@ def _read(
 
 
 def _find(link: Link, order: LoadFrom) -> Checkpoint:
-    assert order.save is not None  # noqa: S101 - the caller looked
+    assert order.save is not None  # noqa: S101 - the caller has checked
     if order.tier is not Tier.PFS:
         return _open_arena(link, order, order.save)
     if not order.path:
@@ -222,7 +222,7 @@ def _find(link: Link, order: LoadFrom) -> Checkpoint:
 
 
 def _open_arena(link: Link, order: LoadFrom, save: SaveId, *, complete: bool = True) -> Checkpoint:
-    """The images beside the slot that the order names."""
+    """The images in the directory of the order's slot."""
     rank, _ = arena_paths.parse_slot_name(order.slot) or (link.group.rank, 0)
     directory = os.path.dirname(link.slots.path(order.slot))
     return open_arena(
@@ -232,7 +232,7 @@ def _open_arena(link: Link, order: LoadFrom, save: SaveId, *, complete: bool = T
 
 
 def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId, *, strict: bool) -> Segment:
-    """What this rank needs of all images, from the slots of this node."""
+    """Reads what this rank needs of all images from the slots of this node."""
     found, group = _open_arena(link, order, save, complete=False), link.group
     try:
         like = group.rank if group.rank in found.leaves else min(found.leaves)
@@ -245,7 +245,7 @@ def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId
         fitted = fit(state, saves, where=where, pickle_keys=link.settings.pickle_keys, strict=strict)
         found.read_all(fitted.targets)
         fitted.settle()
-        fitted.look(found.images)
+        fitted.compare(found.images)
         notes = notes_of(fitted.taken, found.shares)
     finally:
         found.close()
@@ -264,7 +264,7 @@ def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId,
 def _read_own(  # noqa: PLR0913 - keyword-only
     source: Source, state: dict[str, Any], group: Group, keys: PickleKeys, *, where: str, named: Named, strict: bool
 ) -> Fit:
-    """All of this rank's own image into the state. Closes source."""
+    """Reads this rank's own image into the state. Closes source."""
     try:
         saves = saves_of([source.layout], source.leaves, rank=group.rank, world_size=group.world_size, named=named)
         fitted = fit(state, saves, where=where, pickle_keys=keys, strict=strict)
@@ -280,10 +280,10 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
     participants: Participants | None = None, integrity: Integrity = XXH3, named: Named = NOTHING_NAMED,
     strict: bool = True,
 ) -> tuple[Fit, int, tuple[str, ...]]:  # fmt: skip
-    """Reads a committed checkpoint into the state. Returns the fit, still to be finished, its bytes, and notes.
+    """Reads a committed checkpoint into the state. Returns the fit, before its finish, its bytes, and notes.
 
-    This rank's own image if that has all it needs, else the ranges it needs of every image, each block once for all
-    participants of a cooperative read. Raises DamagedError, also for what cannot be read, and MismatchError.
+    Reads this rank's own image if that has all it needs, else the ranges it needs of every image, each block once for
+    all participants of a cooperative read. Raises DamagedError, also for an unreadable file, and MismatchError.
     """
     stored = open_files(real(directory), integrity)
     with _damage_of(stored.location):
@@ -309,20 +309,20 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
 
         copy_out_together(open_source, fitted.targets, manifest.files, participants, integrity)
         fitted.settle()
-        fitted.look(images_in(stored, manifest.files))
+        fitted.compare(images_in(stored, manifest.files))
         nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
         return fitted, nbytes, (*notes, *notes_of(fitted.taken, {file.rank: file.shares for file in manifest.files}))
 
 
 @contextlib.contextmanager
 def _damage_of(directory: str) -> Iterator[None]:
-    """What cannot be read is damaged, as far as a load can tell, unless this process may not read it."""
+    """Turns OSError into DamagedError, but for refused permissions and missing descriptors."""
     try:
         yield
     except OSError as error:
-        if error.errno in _OURS:  # nothing is wrong with the checkpoint
+        if error.errno in _OURS:  # the checkpoint is sound
             raise RestoreError(f"{error.filename or directory}: {error.strerror}", hint="ulimit -n 4096") from error
-        if error.errno in REFUSALS:  # as little: and an older checkpoint instead would hide that
+        if error.errno in REFUSALS:  # also sound; an older checkpoint in its place would hide that
             refused = why_refused(error.filename or directory)
             text = f"{error.filename or directory}: {error.strerror}: {refused.text}"
             raise RestoreError(text, hint=f"{refused.hint}; the checkpoint need not be damaged") from error
@@ -330,7 +330,7 @@ def _damage_of(directory: str) -> Iterator[None]:
 
 
 def _all_saves(stored: StoredFiles, manifest: Manifest, group: Group, named: Named) -> Saves:
-    """What is in all images. A rank that there was not goes on with the plain values of rank 0."""
+    """The names in all images. A rank beyond the saved world size gets the plain values of rank 0."""
     check_files(stored, manifest.files)
     files = [(record, stored.where(record.name)) for record in manifest.files]
     layouts = [layout_of(record, manifest.world_size, where=where) for record, where in files]
@@ -343,7 +343,7 @@ def _all_saves(stored: StoredFiles, manifest: Manifest, group: Group, named: Nam
 
 
 def _leaves_of(files: list[tuple[FileRecord, str]]) -> dict[int, Leaves]:
-    """By rank; one object for ranks that saved the same bytes."""
+    """Plain values by rank; one object for ranks that saved equal bytes."""
     found: dict[bytes, Leaves] = {}
     for record, where in files:
         if record.leaves not in found:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of each name: in the image of one rank, or of all."""
+"""The saved values by name, in the image of one rank or of all ranks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,27 +18,27 @@ _NO_LEAVES: Mapping[int, Leaves] = {}
 
 
 class OtherRanksNeededError(CkptdError):
-    """What this rank wants was saved by others: it must be read from all files."""
+    """Other ranks saved values that this rank wants: it must read all files."""
 
     code = "reshard"
 
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """What a checkpoint holds of each name, in the images of one rank or of all."""
+    """The saved values by name, in the images of one rank or of all ranks."""
 
     boxes: dict[str, list[Saved]]
     paths: dict[str, Path]
-    expected: set[str]  # names that the state must have a place for
-    leaves: Leaves  # of the rank that this one goes on as
-    rank: int  # that rank: what each rank has of its own is taken from it
-    whole: bool  # all ranks' layouts are in
-    inline: dict[str, torch.Tensor] = field(default_factory=dict)  # whole tensors, of plain values that held them
+    expected: set[str]  # names that the state must have
+    leaves: Leaves  # of the rank below
+    rank: int  # from which this rank takes per-rank values
+    whole: bool  # whether it has the layouts of all ranks
+    inline: dict[str, torch.Tensor] = field(default_factory=dict)  # complete tensors from plain values
     me: int | None = None  # the rank that loads; None: as rank
     named: Named = NOTHING_NAMED
     resized: Resized | None = None
     ties: Mapping[str, str] = field(default_factory=dict)  # each tied name with the one that holds its bytes
-    alike: dict[str, str] = field(default_factory=dict)  # what replicas each saved in full, by name: how it was held
+    alike: dict[str, str] = field(default_factory=dict)  # how ranks held the names that every replica saved
     world_size: int = 1  # of the job that loads
 
 
@@ -46,12 +46,11 @@ def saves_of(  # noqa: PLR0913 - keyword-only
     layouts: Iterable[Layout], leaves: Leaves, *, rank: int, world_size: int, me: int | None = None,
     named: Named = NOTHING_NAMED, of_all: Mapping[int, Leaves] = _NO_LEAVES,
 ) -> Saves:  # fmt: skip
-    """Layouts of one rank or of all, for a job of world_size, by name. A tied name has the boxes of its holder.
+    """The saved values of one rank's layout, or of all, for a job of world_size. A tied name has its owner's boxes.
 
-    Where ranks mean different tensors by a name, that of rank counts. Expected is what rank saved; in a job of another
-    size what all saved, for what only some ranks have may be anybody's. me: the rank that loads, if it is not rank: of
-    names that each rank has for itself it gets what it saved itself, or nothing. of_all: leaves by rank, to say which
-    differ in a job of another size.
+    If ranks have different tensors of one name, that of rank counts. Expected are the names that rank saved; in a job
+    of another size only those that all ranks saved. me: the rank that loads, if it is not rank: of per-rank names it
+    gets what it saved itself, or nothing. of_all: leaves by rank, to find those that differ in a job of another size.
     """
     ordered = sorted(layouts, key=lambda layout: (layout.rank != rank, layout.rank))
     boxes: dict[str, list[Saved]] = {}
@@ -63,7 +62,7 @@ def saves_of(  # noqa: PLR0913 - keyword-only
             own.setdefault(entry.name, []).append(Saved(layout.rank, entry))
         own |= {name: own[owner] for name, owner in layout.aliases.items()}
         for name, found in own.items():
-            if name in leaves.leaves:  # what this rank saved as a plain value is that
+            if name in leaves.leaves:  # a plain value of this rank counts
                 continue
             alike = boxes.setdefault(name, [])
             alike += [saved for saved in found if kind_of(saved.entry) == kind_of((alike or found)[0].entry)]
@@ -84,7 +83,7 @@ def saves_of(  # noqa: PLR0913 - keyword-only
 
 
 def _own_alone(saves: Saves, layouts: Sequence[Layout]) -> Saves:
-    """Without what others saved of names that each rank has for itself."""
+    """Drops other ranks' values of per-rank names."""
     me = saves.rank if saves.me is None else saves.me
     mine = next((layout.paths.keys() for layout in layouts if layout.rank == me), ())
     own = {name for name in saves.paths if saves.named.is_own(name)}
@@ -105,12 +104,12 @@ def _own_alone(saves: Saves, layouts: Sequence[Layout]) -> Saves:
 
 
 def kind_of(entry: TensorEntry) -> tuple[str, tuple[int, ...]]:
-    """Dtype and whole shape of the tensor that a box is of."""
+    """Dtype and complete shape of the tensor of a box."""
     return entry.dtype, entry.global_shape
 
 
 def saved_kind(name: str, saves: Saves) -> tuple[str, tuple[int, ...]] | None:
-    """Dtype and whole shape of the tensor that was saved under a name; None when none was."""
+    """Dtype and complete shape of the tensor that was saved under a name; None if there is none."""
     if name in saves.inline:
         shard = shard_of(saves.inline[name], name)
         return shard.code, shard.global_shape

@@ -1,7 +1,7 @@
-"""Finds dicts in a state that some object's state_dict() gave: a plain value that is put there reaches no object.
+"""Finds dicts in a state that are results of state_dict(): plain values in them do not reach the object.
 
-Tensors in them share the object's memory, so load fills them. Numbers are copies: the optimizer never sees the rate.
-A dict of the user's own looks alike where state_dict() gives plain names only; of such nothing is said.
+Tensors in them share the object's memory, so load fills the object. Numbers are copies: the optimizer does not get the
+rate. A result with plain names only cannot be distinguished from a dict of the user; there are no notes for it.
 """
 
 from collections.abc import Collection, Iterable
@@ -16,7 +16,7 @@ _MISSING = object()
 
 
 def notes_of(state: Any, leaves: Iterable[tuple[Path, Any]]) -> list[str]:
-    """What to say of plain values before they are put into the state: those that change a dict of state_dict() only."""
+    """Notes on plain values that change only a result of state_dict(); call it before they are assigned."""
     found: dict[Path, tuple[str, list[str]]] = {}
     for path, value in leaves:
         owner = owner_of(state, path)
@@ -31,10 +31,10 @@ def notes_of(state: Any, leaves: Iterable[tuple[Path, Any]]) -> list[str]:
 
 
 def hint_of(state: Any, paths: Iterable[Path], known: Collection[Path]) -> str:
-    """What to type when places in a dict of state_dict() are missing; empty when none is in one.
+    """The hint if missing paths are in a result of state_dict(); empty: none is.
 
-    A new optimizer's dict has no place for its state. known: all places of the checkpoint: of an object of which it has
-    nothing there is nothing to pass.
+    The dict of a new optimizer has no keys for its state. known: all paths of the checkpoint, because the hint helps
+    only for an object that it has.
     """
     looked: set[Path] = set()
     for path in paths:
@@ -48,7 +48,7 @@ def hint_of(state: Any, paths: Iterable[Path], known: Collection[Path]) -> str:
 
 
 def owner_of(state: Any, path: Path) -> tuple[Path, str] | None:
-    """The outermost dict on the way to a place that state_dict() gave, and of what; None when there is none."""
+    """Path and kind of the outermost result of state_dict() around a path; None if there is none."""
     value = state
     for depth, (_, key) in enumerate(path):
         kind = _kind(value, root=not depth) if isinstance(value, dict) else ""
@@ -62,7 +62,7 @@ def owner_of(state: Any, path: Path) -> tuple[Path, str] | None:
 
 
 def _kind(value: dict[Any, Any], *, root: bool) -> str:
-    """Of what object a dict is the state_dict(), as far as it shows; empty for a dict of the user's own."""
+    """The kind of object whose state_dict() a dict seems to be; empty for a dict of the user."""
     groups = value.get("param_groups")
     if "state" in value and isinstance(groups, list | tuple) and all(isinstance(group, dict) for group in groups):
         return "optimizer"
@@ -70,7 +70,7 @@ def _kind(value: dict[Any, Any], *, root: bool) -> str:
         return "module"
     if root or not any(isinstance(key, str) and key.startswith("_") for key in value):
         return ""
-    return "scheduler" if "last_epoch" in value else "object"  # private attributes: made of some __dict__
+    return "scheduler" if "last_epoch" in value else "object"  # private attributes: from a __dict__
 
 
 def _at(state: Any, path: Path) -> Any:

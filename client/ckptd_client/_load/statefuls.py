@@ -1,4 +1,4 @@
-"""Gives objects what was saved of them, and says what to type when they do not take it."""
+"""Calls load_state_dict of objects with their saved values, and turns refusals into errors with hints."""
 
 import inspect
 from collections.abc import Collection
@@ -13,26 +13,26 @@ from ckptd_client._load.fit_hints import LENIENT
 from ckptd_client._load.verify import is_kept, optimizers_in
 from ckptd_client._state.tree import format_path, unflatten
 
-Content = list[tuple[Path, Any]]  # by the place below the object
-_KEYS_DIFFER = "key(s) in state_dict"  # as torch's modules say it
+Content = list[tuple[Path, Any]]  # paths are below the object
+_KEYS_DIFFER = "key(s) in state_dict"  # in errors of torch's modules
 _SIZES_DIFFER = "size mismatch"
 
 
 def takes_strict(stateful: Any) -> bool:
-    """Whether this is a module whose load_state_dict can be told that keys may be more or fewer."""
+    """Whether this is a module whose load_state_dict has the argument strict."""
     if not isinstance(stateful, torch.nn.Module):
         return False
     try:
         return "strict" in inspect.signature(stateful.load_state_dict).parameters
-    except (TypeError, ValueError):  # no function of Python's
+    except (TypeError, ValueError):  # not a Python function
         return False
 
 
-def give(prefix: Path, stateful: Any, content: Content, has: Collection[Path], *, strict: bool) -> None:
-    """Calls load_state_dict with the content. has: the places that the object has a value for.
+def load_into(prefix: Path, stateful: Any, content: Content, has: Collection[Path], *, strict: bool) -> None:
+    """Calls load_state_dict with the content. has: the paths for which the object has a value.
 
-    strict=False: a module leaves out what it has no place for; another object that does not take all of it is given
-    what it has a place for, but for an optimizer's state. Raises MismatchError for what it does not take.
+    strict=False: a module ignores other keys; another object that refuses the content gets only the paths that it has,
+    and an optimizer's state. Raises MismatchError if it refuses.
     """
     try:
         if not strict and takes_strict(stateful):
@@ -41,24 +41,24 @@ def give(prefix: Path, stateful: Any, content: Content, has: Collection[Path], *
         stateful.load_state_dict(_nested(content))
     except CkptdError:
         raise
-    except Exception as error:  # whatever a class makes of values of kinds that it did not save
+    except Exception as error:  # a class may raise anything for unexpected values
         optimizers = optimizers_in(path for path, _ in content)
         fewer = [item for item in content if item[0] in has or is_kept(item[0], optimizers)]
         if strict or len(fewer) == len(content) or not fewer:
             refused = _not_taken(prefix, stateful, error, strict=strict)
-            if str(error).startswith(_OF_MODULES):  # no traceback of torch's says more
+            if str(error).startswith(_OF_MODULES):  # the traceback of torch has no further information
                 raise refused from None
             raise refused from error
-        give(prefix, stateful, fewer, has, strict=False)
+        load_into(prefix, stateful, fewer, has, strict=False)
 
 
 def _nested(content: Content) -> Any:
-    """The state_dict() of which these were the leaves; it may have been one itself, such as {}."""
+    """The state_dict() with these leaves; it may be a leaf itself, such as {}."""
     return content[0][1] if len(content) == 1 and not content[0][0] else unflatten(content)
 
 
 _OF_MODULES = "Error(s) in loading state_dict for "
-_HALF = "until a load succeeds, do not train on: some of what was saved is in the state already"
+_INCOMPLETE = "until a load succeeds, do not train on: some of what was saved is in the state already"
 
 
 def _not_taken(prefix: Path, stateful: Any, error: Exception, *, strict: bool) -> MismatchError:
@@ -70,4 +70,4 @@ def _not_taken(prefix: Path, stateful: Any, error: Exception, *, strict: bool) -
     hint = LENIENT if strict and lacks else f"make it as it was when it was saved, or {leave}"
     if isinstance(stateful, torch.optim.Optimizer):
         hint = f"its state is matched by position: {leave}, or make it as it was"
-    return MismatchError(text, hint=f"{hint}; {_HALF}")
+    return MismatchError(text, hint=f"{hint}; {_INCOMPLETE}")

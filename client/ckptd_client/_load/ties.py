@@ -1,7 +1,7 @@
-"""Tensors that were one when they were saved: they become one again where an object takes over what it is given.
+"""Tensors that were tied when they were saved: they are tied again where an object adopts the loaded tensors.
 
-What the state has of its own stays as it is: a model whose weights are not tied any more gets two equal tensors. But
-for optimizers: of their state the checkpoint decides what there is.
+Tensors of the state stay as they are: a model whose weights are not tied any more gets two equal tensors. In the state
+of optimizers the checkpoint decides.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,14 +13,14 @@ from ckptd.shared.format.layout import Layout, Path
 
 
 class Kind(NamedTuple):
-    """What a saved tensor is, all of its boxes together."""
+    """Shape and dtype of a saved tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 def ties_of(layouts: Sequence[Layout]) -> dict[str, str]:
-    """Each tied name with the name that holds its bytes, by the first layout that has the name. Pure."""
+    """By tied name the name with its bytes, from the first layout that has the name. Pure."""
     ties: dict[str, str] = {}
     if not any(layout.aliases for layout in layouts):
         return ties
@@ -32,7 +32,7 @@ def ties_of(layouts: Sequence[Layout]) -> dict[str, str]:
 
 
 def groups_of(ties: Mapping[str, str], paths: Mapping[str, Path], prefix: Path) -> list[list[Path]]:
-    """Places below prefix that were one tensor, counted from there. paths: of all names that are loaded. Pure."""
+    """Paths, relative to prefix, that were one tensor. paths: of all loaded names. Pure."""
     groups: dict[str, list[Path]] = {}
     for name, owner in ties.items():
         group = groups.setdefault(owner, [paths[owner]] if owner in paths else [])
@@ -42,18 +42,18 @@ def groups_of(ties: Mapping[str, str], paths: Mapping[str, Path], prefix: Path) 
 
 
 class Homes:
-    """Which tensor holds the value of each name: of tied names that an object is given, the first one's for all.
+    """The tensor for the value of each name: one for all tied names that an object adopts.
 
-    common: names that are tied again even if the state has a tensor of each. Keeps the tensors.
+    common: names that are tied again even if the state has separate tensors. Keeps the tensors.
     """
 
     def __init__(self, ties: Mapping[str, str], common: Collection[str]) -> None:
         self._ties = ties
         self._common = common
-        self._first: dict[tuple[str, Kind], torch.Tensor] = {}  # by the name that held the bytes
+        self._first: dict[tuple[str, Kind], torch.Tensor] = {}  # by the name with the bytes
 
     def of(self, name: str, kind: Kind, own: torch.Tensor | None, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The tensor for a name. own: the state's, if it can hold the value. make: a new one; raises what it does."""
+        """The tensor for a name. own: the state's tensor if it can hold the value. make: creates one, and may raise."""
         owner = self._ties.get(name, name), kind
         first = self._first.get(owner)
         if first is not None and (own is None or name in self._common):

@@ -1,8 +1,8 @@
-"""Compares an object's state_dict() after load_state_dict with what was saved: dtype, shape and bits.
+"""Compares an object's state_dict() after load_state_dict with the saved values: dtype, shape and bits.
 
 load_state_dict may convert: torch's optimizers cast their state to the dtype of the parameters, and rebuild lists and
-text in it. An optimizer's state is put back as it was saved; every other difference is an error, or a note. So is what
-was one tensor in that state, and is several.
+text in it. An optimizer's state is restored to the saved values; other differences are errors or notes, also tied
+tensors of that state that are separate now.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,26 +26,26 @@ _MISSING = object()
 
 
 class Item(NamedTuple):
-    """A value that was saved, and its place below the object."""
+    """A saved value, and its path below the object."""
 
     path: Path
     value: Any
 
 
 def optimizers_in(paths: Iterable[Path]) -> set[Path]:
-    """Places of what looks like the state_dict() of an optimizer."""
+    """Paths of dicts that look like the state_dict() of an optimizer."""
     return {path[:at] for path in paths for at, step in enumerate(path) if step == GROUPS}
 
 
 def is_kept(path: Path, optimizers: Iterable[Path]) -> bool:
-    """Whether a place is in what one of these optimizers keeps of its parameters."""
+    """Whether a path is in the state that one of these optimizers keeps of its parameters."""
     return any(_below(path, (*top, _STATE)) for top in optimizers)
 
 
 class Marks:
-    """Digests of what a load_state_dict is about to be given, where it might write to that: see check.
+    """Digests of the arguments of a load_state_dict that might write to them: see check.
 
-    None where it is torch's own, of a module or an optimizer without hooks: that writes to nothing it is given.
+    No digests for torch's own, of a module or an optimizer without hooks: it does not write to its arguments.
     """
 
     def __init__(self, stateful: Any, content: Iterable[tuple[Path, Any]]) -> None:
@@ -53,7 +53,7 @@ class Marks:
         self._digests = {name: _digest(tensor) for name, tensor in tensors}
 
     def changed(self, name: str, tensor: Any) -> bool:
-        """Whether this tensor of the content was written to since."""
+        """Whether this tensor of the content was written since."""
         return name in self._digests and _digest(tensor) != self._digests[name]
 
 
@@ -68,30 +68,30 @@ def check(  # noqa: PLR0913 - keyword-only
     prefix: Path, stateful: Any, content: Iterable[tuple[Path, Any]], *, strict: bool,
     tied: Sequence[Sequence[Path]] = (), marks: Marks | None = None,
 ) -> list[str]:  # fmt: skip
-    """Compares what a Stateful has with the content that its load_state_dict was given. Returns notes.
+    """Compares a Stateful with the content that its load_state_dict got. Returns notes.
 
-    An optimizer's state, also inside another object's state_dict(), is put back where load_state_dict changed it.
-    Calls state_dict(), two or three times more where it changed something. Compares bits of tensors that
-    load_state_dict copied; of others, which are the same memory, digests of before and after: marks. strict: a saved
-    tensor that the object has no more is an error, else a note. tied: places that were one tensor; in an optimizer's
-    state they must be that. Raises MismatchError that names the keys.
+    Restores an optimizer's state, also inside another object's state_dict(), where load_state_dict changed it. Calls
+    state_dict(), two or three more times after a change. Compares bits of tensors that load_state_dict copied; for
+    others, which are the same memory, digests before and after: marks. strict: a saved tensor that the object lacks is
+    an error, else a note. tied: paths that were one tensor; in an optimizer's state they must be one again. Raises
+    MismatchError with the keys.
     """
     saved = {_name(path): Item(path, value) for path, value in content}
     tops = optimizers_in(item.path for item in saved.values())
     kept = {name for name, item in saved.items() if is_kept(item.path, tops)}
     looked = {name: item for name, item in saved.items() if name in kept or is_tensor(item.value)}
-    if not looked:  # the state_dict() of what has no tensors, such as a data loader, may cost much
+    if not looked:  # the state_dict() of an object without tensors, such as a data loader, may be slow
         return []
     found = _found(prefix, stateful, looked.values())
     ties = [[name for name in map(_name, group) if name in kept] for group in tied]
-    apart = _apart(ties, found)
+    separated = _separated(ties, found)
     changed = {
         name: item
         for name, item in looked.items()
-        if name in kept and (name in apart or _difference(item.value, found.get(name, _MISSING)))
+        if name in kept and (name in separated or _difference(item.value, found.get(name, _MISSING)))
     }
     if changed:
-        _put_back(stateful, changed, found)
+        _restore(stateful, changed, found)
         found = _found(prefix, stateful, looked.values())
     lost = [name for name in looked if name not in found]
     differences = [
@@ -99,10 +99,11 @@ def check(  # noqa: PLR0913 - keyword-only
         for name, item in looked.items()
         if name in found and (difference := _difference(item.value, found[name]) or _written(name, item, marks))
     ]
-    places = {name: format_path((*prefix, *saved[name].path)) for pair in _apart(ties, found).items() for name in pair}
+    pairs = _separated(ties, found)
+    places = {name: format_path((*prefix, *saved[name].path)) for pair in pairs.items() for name in pair}
     differences += [
         f"{places[name]}: another tensor than {places[first]}, they were one"
-        for name, first in _apart(ties, found).items()
+        for name, first in pairs.items()
         if name != first
     ]
     lines = [f"{format_path((*prefix, *looked[name].path))}" for name in lost]
@@ -115,9 +116,9 @@ def check(  # noqa: PLR0913 - keyword-only
     reset = [name for name in groups if name in found and not same_plain(saved[name].value, found[name])]
     added = [name for name, value in found.items() if name not in saved and is_tensor(value)]
     return [
-        *_told(f"{what} left out", lines),
-        *_told(f"{what} set otherwise than saved", [format_path((*prefix, *saved[name].path)) for name in reset]),
-        *_told(f"{what} was given nothing for", [f"{format_path(prefix)}: {name}" for name in added]),
+        *_note(f"{what} left out", lines),
+        *_note(f"{what} set otherwise than saved", [format_path((*prefix, *saved[name].path)) for name in reset]),
+        *_note(f"{what} was given nothing for", [f"{format_path(prefix)}: {name}" for name in added]),
     ]
 
 
@@ -128,7 +129,7 @@ def _mismatch(prefix: Path, what: str, differences: list[str]) -> MismatchError:
     return MismatchError(text, hint="pass load what this object wraps, or keep values as load_state_dict is given them")
 
 
-def _told(what: str, places: list[str]) -> list[str]:
+def _note(what: str, places: list[str]) -> list[str]:
     return [f"{what} {listed(places)}"] if places else []
 
 
@@ -141,15 +142,15 @@ def _below(path: Path, top: Path) -> bool:
 
 
 def _found(prefix: Path, stateful: Any, saved: Iterable[Item]) -> dict[str, Any]:
-    """What the object's state_dict() gives now, by name. Raises MismatchError when that is no state.
+    """The values of the object's state_dict() now, by name. Raises MismatchError if it is no valid state.
 
-    What was saved as one plain value, as a defaultdict is, is one here too, though the object has a dict of values now.
+    A value that was saved as one plain value, such as a defaultdict, stays one here, even if the object has a dict now.
     """
     try:
         flat = flatten({"": stateful}, is_tensor)
     except CkptdError as error:
         raise MismatchError(f"{format_path(prefix)}: after load_state_dict: {error.message}") from error
-    except Exception as error:  # state_dict() of a user's
+    except Exception as error:  # a user's state_dict() may raise any exception
         text = f"{format_path(prefix)}: state_dict() after load_state_dict: {told(error)}"
         raise MismatchError(text) from error
     found = {_name(path[1:]): value for path, value in zip(flat.paths, flat.values, strict=True)}
@@ -162,13 +163,13 @@ def _found(prefix: Path, stateful: Any, saved: Iterable[Item]) -> dict[str, Any]
     return found
 
 
-def _put_back(stateful: Any, changed: Mapping[str, Item], found: Mapping[str, Any]) -> None:
-    """Puts saved values into the containers that state_dict() shows. Of copies of them the object learns nothing.
+def _restore(stateful: Any, changed: Mapping[str, Item], found: Mapping[str, Any]) -> None:
+    """Assigns saved values in the containers of state_dict(); no effect if these are copies.
 
     On the device that load_state_dict chose.
     """
     live = stateful.state_dict()
-    moved: dict[tuple[int, torch.device], torch.Tensor] = {}  # so that one tensor stays one
+    moved: dict[tuple[int, torch.device], torch.Tensor] = {}  # so that tied tensors stay tied
     for name, item in changed.items():
         value, there = item.value, found.get(name)
         if is_tensor(value) and is_tensor(there):
@@ -179,11 +180,11 @@ def _put_back(stateful: Any, changed: Mapping[str, Item], found: Mapping[str, An
         try:
             assign(live, item.path, value)
         except CkptdError:
-            continue  # the comparison that follows names it
+            continue  # the next comparison reports it
 
 
-def _apart(ties: Iterable[Sequence[str]], found: Mapping[str, Any]) -> dict[str, str]:
-    """Names that were one tensor and are several, each with the first of them; the first one too."""
+def _separated(ties: Iterable[Sequence[str]], found: Mapping[str, Any]) -> dict[str, str]:
+    """Names that were one tensor and are several now, each with the first of them; includes the first one."""
     out: dict[str, str] = {}
     for group in ties:
         there = [name for name in group if is_tensor(found.get(name))]
@@ -201,13 +202,13 @@ def _written(name: str, item: Item, marks: Marks | None) -> str:
 
 
 def _difference(saved: Any, found: Any) -> str:
-    """How a value differs from the saved one, in words; empty when it does not."""
+    """A text for the difference from the saved value; empty: equal."""
     if found is saved:
         return ""
     if is_tensor(saved):
         return _tensors_differ(saved, found)
     if is_tensor(found) and found.numel() == 1 and isinstance(saved, int | float):
-        return "" if found.item() == saved else f"{found.item()}, {saved!r} was saved"  # torch's own, of older steps
+        return "" if found.item() == saved else f"{found.item()}, {saved!r} was saved"  # torch converts old steps
     return "" if same_plain(saved, found) else "another value than was saved"
 
 
@@ -228,7 +229,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _pairs(tensor: torch.Tensor, saved: Shard, found: Shard) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The same elements of both. None where each has others: those of the same box were compared before."""
+    """Pairs of equal elements of both; none if their boxes differ."""
     boxes = {chunk.box: chunk.local for chunk in saved.chunks}
     whole = boxes.get(((0,) * tensor.dim(), tuple(tensor.shape)))
     for chunk in found.chunks:
@@ -252,7 +253,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_plain(left: Any, right: Any) -> bool:
-    """Whether two plain values are the same, of types and NaNs too. Pickles are taken to be."""
+    """Whether two plain values are equal, also in types and NaNs. True for values that can only be pickled."""
     if left is right:
         return True
     if type(left) is not type(right):
@@ -260,4 +261,4 @@ def same_plain(left: Any, right: Any) -> bool:
     try:
         return encode_leaf(left, "").data == encode_leaf(right, "").data
     except UsageError:
-        return True  # may only be pickled, which says nothing
+        return True  # it can only be pickled, and pickles are not compared

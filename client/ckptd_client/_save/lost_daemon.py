@@ -84,9 +84,7 @@ class LostDaemon:
                     self._again_at, self._pause_s = now + self._pause_s, min(2 * self._pause_s, _MOST_S)
                     staging.link.revive(now + _START_S, lambda: not main.is_alive())
         except (CkptdError, zmq.ZMQError) as error:
-            self._lost_attachment = (
-                staging.link.attachments
-            )  # a daemon that attached this rank but refused its saves is lost again
+            self._lost_attachment = staging.link.attachments  # also if it attached this rank and refused its saves
             if str(error) != self._last_error and main.is_alive():
                 self._last_error = str(error)
                 log.warning("ckptd: this rank did not come back to a daemon of this node: %s", error)

@@ -116,7 +116,7 @@ class Measured:
         return table
 
     def notes(self) -> list[str]:
-        """What the table needs said: which save the worst stop was, so that nobody takes it for the rule."""
+        """Notes for the table: the save with the worst stop, which is an exception."""
         starts = [_of(Saved, [ranks]) for ranks in [*self.slowed, *self.free]]
         saves = [(saved.stall_s, saved.step, saved.step == start[0].step) for start in starts for saved in start]
         if not saves:

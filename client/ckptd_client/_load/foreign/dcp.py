@@ -1,7 +1,6 @@
 """Opens a directory that torch.distributed.checkpoint wrote: `.metadata` and files of torch.save archives.
 
-Nothing is unpickled but by readers with a list of what is allowed: `.metadata` by ours, archives by torch's
-weights_only.
+Only readers with an allow-list unpickle anything: our reader `.metadata`, torch's weights_only reader archives.
 """
 
 import os
@@ -34,7 +33,7 @@ _CHUNK_NBYTES = 12  # at least, in the pickle: its class, its two fields, and th
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """Where an archive lies."""
+    """The range of an archive in a file."""
 
     path: str
     offset: int
@@ -100,7 +99,7 @@ class _Opener:
                     self._refuse(f"{shown(name)} has two chunks at {list(offsets)}")
                 seen.add(offsets)
                 place = self._one(slices, name, offsets)
-                if nbytes > place.nbytes:  # every element is written out
+                if nbytes > place.nbytes:  # DCP writes every element
                     self._refuse(f"{shown(name)} has a chunk of {nbytes:,} bytes in {place.nbytes:,}")
                 boxes.append(Saved(len(self.out.sources), entry))
                 self.out.sources.append(partial(_read_tensor, place, entry))
@@ -108,7 +107,7 @@ class _Opener:
                 boxes.append(Saved(0, entry))
 
     def _counted(self, chunks: list[Any]) -> list[Any]:
-        """Names that share one list of chunks would make a small file large: torch writes each chunk out."""
+        """Limits the number of chunks: names that share one list would make a small file large."""
         self.nchunks += len(chunks)
         if self.nchunks * _CHUNK_NBYTES > self.nbytes:
             self._refuse(f"it has more chunks than {self.nbytes:,} bytes can hold")
@@ -161,14 +160,14 @@ class _Opener:
 
 
 def _open(file: BinaryIO, place: _Slice) -> TorchArchive:
-    """Raises DamagedError, or ValueError for what is no archive."""
+    """Opens an archive. Raises DamagedError, or ValueError if it is no archive."""
     if place.offset + place.nbytes > os.fstat(file.fileno()).st_size:
         raise DamagedError(f"{place.path}: ends before byte {place.offset + place.nbytes}, where a tensor should")
     return TorchArchive(file, place.offset, place.nbytes, where=place.path)
 
 
 def _read_tensor(place: _Slice, entry: TensorEntry, targets: list[Target]) -> None:
-    """Only the ranges wanted, when the archive holds the tensor in row-major order, as nearly all do."""
+    """Reads only the wanted ranges if the archive has the tensor in row-major order, as usual."""
     try:
         with open_followed(place.path) as file:
             archive = _open(file, place)

@@ -63,7 +63,7 @@ class Loaded:
 
 
 def checked(path: object, state: object) -> str:
-    """The absolute path. Raises UsageError for arguments of other kinds, with the ones that were meant."""
+    """The absolute path. Raises UsageError for arguments of other kinds, with a hint."""
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"the path must be text or a Path, not {type(path).__name__}", hint="load_from(path, state)")
     if not isinstance(state, dict):
@@ -79,7 +79,7 @@ def read_from(  # noqa: PLR0913 - keyword-only
     link: Link, path: str | os.PathLike[str], state: dict[str, Any], *, together: bool, integrity: str | None,
     strict: bool,
 ) -> Loaded:  # fmt: skip
-    """Fills the state as Client.load_from says."""
+    """See Client.load_from."""
     began = time.perf_counter()
     check_strict(strict)
     proof = link.settings.integrity if integrity is None else chosen(integrity, None)
@@ -99,12 +99,12 @@ def load_from(  # noqa: PLR0913 - what is wanted, and what is allowed
     participants: FindParticipants = no_participants, *,
     integrity: Integrity = XXH3, named: Named = NOTHING_NAMED, strict: bool = True,
 ) -> tuple[str, int | None, int, list[str]]:  # fmt: skip
-    """Fills the state. Returns kind, step, bytes read, and notes. Raises what Client.load_from says."""
+    """Fills the state. Returns kind, step, bytes read, and notes. Raises as Client.load_from does."""
     try:
         kind = kind_of(path)
         if kind == "ckptd":
             return _load_own(path, state, group, keys, participants, integrity, named, strict=strict)
-        if integrity.keyed:  # whoever takes COMMITTED and the manifest away makes another program's checkpoint of it
+        if integrity.keyed:  # removing COMMITTED and the manifest would make it look like another program's checkpoint
             text = f"{path} is a checkpoint of another program ({kind}), which proves nothing"
             raise IntegrityError(text, hint="if you trust who could write it: load_from(path, state, integrity='xxh3')")
         found = open_dcp(path) if kind == "dcp" else open_safetensors(path)
@@ -118,9 +118,9 @@ def load_from(  # noqa: PLR0913 - what is wanted, and what is allowed
 
 
 def kind_of(path: str, call: str = "client.load_from({!r}, state)") -> str:
-    """Whose checkpoint lies there. Raises UsageError, with what to type, when nobody's does. call: how hints put it.
+    """Detects the format of a checkpoint. Raises UsageError with a hint if there is none. call: the call in hints.
 
-    A directory without anything known counts as one of safetensors, whose reader says what it lacks.
+    An unknown directory counts as safetensors, whose reader raises an error for it.
     """
     if is_url(path):
         return "ckptd"  # no other program's checkpoints are read from there
@@ -132,7 +132,7 @@ def kind_of(path: str, call: str = "client.load_from({!r}, state)") -> str:
     last = os.path.basename(os.path.realpath(path))
     ours = parse_dirname(last) or parse_partial_dirname(last) or last.startswith(TRASH_PREFIX)
     if ours or names & {COMMITTED, MANIFEST}:
-        return "ckptd"  # or it should be: open_committed says what is wrong with it
+        return "ckptd"  # or should be: open_committed raises what is wrong
     if METADATA in names:
         return "dcp"
     if LATEST in names or any(parse_dirname(name) for name in names):
@@ -148,7 +148,7 @@ def kind_of(path: str, call: str = "client.load_from({!r}, state)") -> str:
 
 
 def _check_alone(path: str, call: str) -> None:
-    """One file of a checkpoint would be read without digests, and a rank's part of a tensor taken for the whole."""
+    """Refuses one file of a checkpoint: without digests, a rank's part of a tensor would count as complete."""
     for directory in (os.path.dirname(path), os.path.dirname(os.path.realpath(path))):
         if any(os.path.lexists(os.path.join(directory, name)) for name in (COMMITTED, MANIFEST)):
             raise UsageError(f"{path} is one file of a checkpoint", hint=call.format(directory))
@@ -179,7 +179,7 @@ def _load_own(  # noqa: PLR0913, PLR0917
         fitted = fit(state, _placed(saves, state, strict=strict), where=path, pickle_keys=keys, strict=strict)
         checkpoint.read_all(fitted.targets, participants(checkpoint.save))
         fitted.settle()
-        fitted.look(checkpoint.images)
+        fitted.compare(checkpoint.images)
     finally:
         checkpoint.close()
     notes = fitted.finish(state, strict=False)
@@ -189,7 +189,7 @@ def _load_own(  # noqa: PLR0913, PLR0917
 
 
 def _load_foreign(path: str, state: dict[str, Any], found: Foreign, *, strict: bool) -> tuple[int, list[str]]:
-    empty = encode_leaf(None, path)  # stands for a value until it is known which are wanted
+    empty = encode_leaf(None, path)  # placeholder until it is known which values are wanted
     leaves = Leaves(1, {name: Leaf(empty.codec, empty.data) for name in found.values})
     saves = Saves(found.boxes, found.paths, set(), leaves, rank=-1, whole=True)
     _check_readable(state, found)
@@ -215,10 +215,10 @@ def _check_readable(state: Any, found: Foreign) -> None:
 
 
 def _placed(saves: Saves, state: Any, *, strict: bool) -> Saves:
-    """With the places that the state has for the names. What it has no place for is not expected of it, if strict.
+    """The saves with the state's paths for the names. If strict, names without a path in the state are not expected.
 
-    Another program may nest otherwise, or not at all; the names, joined with dots, are the same. Inside a Stateful the
-    checkpoint still decides what there is.
+    Another program may nest in another way; names joined with dots are the same. Inside a Stateful the checkpoint still
+    defines the names.
     """
     flat = flatten(state, is_tensor)
     here = dict(zip(flat.names, flat.paths, strict=True))
@@ -234,12 +234,12 @@ def _placed(saves: Saves, state: Any, *, strict: bool) -> Saves:
 
 
 def _owner(name: str, owners: Mapping[str, tuple[Path, Any]]) -> str:
-    """Name of the innermost Stateful that the name lies in, empty when there is none."""
+    """Name of the innermost Stateful around the name; empty if there is none."""
     return max((owner for owner in owners if name.startswith(f"{owner}.")), key=len, default="")
 
 
 def _inside(name: str, path: Path, owner: str, stateful: tuple[Path, Any]) -> Path:
-    """The place in a Stateful's own nesting."""
+    """The path in a Stateful's own nesting."""
     prefix, _ = stateful
     rest: Path = (("k", name[len(owner) + 1 :]),)
     if ".".join(str(key) for _, key in path[: len(prefix)]) == owner and len(path) > len(prefix):

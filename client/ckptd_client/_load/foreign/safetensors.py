@@ -40,14 +40,14 @@ class _Box(NamedTuple):
 
     @property
     def sizes(self) -> Shape:
-        """Of the box."""
+        """Sizes of the box."""
         return self.tensor.shape
 
 
 def open_safetensors(path: str) -> Foreign:
-    """A file, or all files of a directory; with an index each name from the file that it says, and from no other.
+    """Opens a file, or all files of a directory; with an index, takes each name only from its file in the index.
 
-    Raises DamagedError for what is no safetensors file, and for elements that lie in two, OSError.
+    Raises DamagedError for a file of another format, and for elements that are in two files; OSError.
     """
     homes = _index_of(path)  # None: there is no index
     files = [path] if not os.path.isdir(path) else _files_of(path, homes)
@@ -58,7 +58,7 @@ def open_safetensors(path: str) -> Foreign:
     for number, file in enumerate(files):
         out.sources.append(partial(read_ranges, file))
         for name, box in _boxes_of(file, number):
-            if homes is None or homes.get(name) == os.path.basename(file):  # an old one may lie in another file
+            if homes is None or homes.get(name) == os.path.basename(file):  # another file may have an old one
                 found.setdefault(name, []).append(box)
     for name, home in (homes or {}).items():
         if name not in found:
@@ -75,13 +75,13 @@ def open_safetensors(path: str) -> Foreign:
 
 
 def is_torch_file(path: str) -> bool:
-    """Whether a file begins as those of torch.save do, which are zip archives."""
+    """Whether a file begins as a zip archive, as those of torch.save do."""
     with open_followed(path) as file:
         return file.read(2) == b"PK"
 
 
 def _none_in(directory: str) -> UsageError:
-    """What lies there may be of torch.save: its user is sent to what reads it, without a second error."""
+    """The error for a directory without a checkpoint, with a hint if it has a torch.save file."""
     for name in sorted(os.listdir(directory))[:_MOST_LOOKED_AT]:
         file = os.path.join(directory, name)
         with contextlib.suppress(OSError):
@@ -93,7 +93,7 @@ def _none_in(directory: str) -> UsageError:
 
 
 def _index_of(directory: str) -> dict[str, str] | None:
-    """The file of each name, when there is an index."""
+    """The file of each name; None if there is no index."""
     index = os.path.join(directory, INDEX)
     if not os.path.exists(index):
         return None
@@ -113,9 +113,9 @@ def _files_of(directory: str, homes: dict[str, str] | None) -> list[str]:
 
 
 def _check_apart(name: str, boxes: list[_Box], files: list[str]) -> None:
-    """Nobody can say which of two files has the newer bytes."""
+    """Raises DamagedError for elements in two files: it is unknown which are newer."""
     if len({len(box.offsets) for box in boxes}) > 1:
-        return  # told elsewhere
+        return  # _saved reports it
     both = overlap(boxes)
     if both is not None:
         one, other = (files[box.file] for box in both)

@@ -180,10 +180,7 @@ class Overlapping:
             staging.link.unsealed.discard(handle.save_id)
             staging.release(segment)
             raise
-        self._running, self._last = (
-            overlap,
-            _Last(handle, deadline),
-        )  # first: the thread ends the save
+        self._running, self._last = overlap, _Last(handle, deadline)  # first: the thread ends the save
         try:
             overlap.start()
         except BaseException as error:

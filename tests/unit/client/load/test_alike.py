@@ -12,7 +12,7 @@ from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.format.layout import TensorEntry
 from ckptd.shared.stores.schemes import open_files
 from ckptd_client._load import alike
-from ckptd_client._load.alike import look, questions_of
+from ckptd_client._load.alike import compare, questions_of
 from ckptd_client._load.image_ranges import Images, images_in
 from ckptd_client._state.reshard import Saved
 
@@ -58,7 +58,7 @@ def answers(images, tensors, lost=()):
     read = Read(images, lost)
     names = {i: [saved(rank, at, nbytes) for rank, at in enumerate(starts)] for i, (starts, nbytes) in tensors.items()}
     questions = questions_of(names, read.as_images.tables)
-    look(questions.values(), read.as_images)
+    compare(questions.values(), read.as_images)
     return {i: question.alike for i, question in questions.items()}, read
 
 
