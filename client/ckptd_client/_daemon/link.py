@@ -1,4 +1,4 @@
-"""This rank's tie to its daemon: attaches, comes back after the daemon died, asks for slots, hands segments over."""
+"""This rank's link to its daemon: attaches, attaches again after the daemon ended, asks for slots, sends requests."""
 
 import contextlib
 import logging
@@ -41,31 +41,31 @@ from ckptd_client._local.slots import RankFile, Slots
 from ckptd_client._state.sampling import Sampling, listed
 
 log = logging.getLogger("ckptd_client")
-_HURRIED_S = 4.0  # how long a save waits for a daemon that systemd, say, starts again
-_DOOR_S = 5.0  # connect is this much more patient than the door: its refusal says more than our impatience
-_SILENT_S = 6.0  # connect says what it waits for after this, unless the daemons have said it better
-_LOOK_S = 0.1  # between two looks whether a slot is waited for in vain
-_RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for so long, or until a daemon listens
+_HURRIED_S = 4.0  # limit of a save's wait for a daemon that another program, such as systemd, restarts
+_DOOR_S = 5.0  # connect waits so much longer than admission, whose refusal has the reason
+_SILENT_S = 6.0  # connect warns after this what it waits for, unless the daemons have reported it
+_POLL_S = 0.1  # between two checks whether a slot can still become free
+_RETRY_S = 15.0  # after a failed attempt to attach, saves fail at once for so long, or until a daemon listens
 
-_ALLOCATED_PER_S = 100e6  # bytes; the first touch of pages is five times as fast on a slow machine
+_ALLOCATED_PER_S = 100e6  # bytes; even a slow machine touches pages five times as fast
 
 
 class Link:
-    """Used under its client's lock only."""
+    """The link of one client. Call its methods under the client's lock."""
 
     def __init__(self, job: JobKey, group: Group, settings: Settings) -> None:
         self.job = job
         self.group = group
         self.settings = settings
         self.incarnation = 0
-        self.run: RunId = NO_RUN  # drawn with the incarnation
-        self._store_id = settings.store_id  # asked for; once the store has answered, its own: no other is saved to
-        self.topology: Topology | None = None  # what the ranks agreed on at connect; for each daemon we come to
-        self.balance = bool(settings.balance)  # whether replicas each save a share of what they all hold
+        self.run: RunId = NO_RUN  # chosen with the incarnation
+        self._store_id = settings.store_id  # requested; later the store's own id, so that no other store is used
+        self.topology: Topology | None = None  # agreed at connect; each daemon gets it
+        self.balance = bool(settings.balance)  # whether replicas save slices of replicated tensors
         self.sampling = Sampling(settings.verify, settings.cadence)
         self.book = HandleBook()
-        self.capacity = 0  # of the slots asked for, 0 when none were
-        self._had = 0  # of the slot that was granted last
+        self.capacity = 0  # of the requested slots; 0: none
+        self._had = 0  # capacity of the last granted slot
         self.refusal: CkptdError | None = None  # why slots are missing
         self.slots = Slots(os.path.join(settings.arena, arena_paths.job_dir(job)))
         self.on_slots_coming: Callable[[], None] = lambda: None
@@ -73,35 +73,35 @@ class Link:
         self._rank_file: RankFile | None = None
         self._holding = Claim(settings.arena, job, group.rank)
         self._restartable = settings.autostart
-        self.rivals: set[object] = set()  # who waits for the client's lock and has little time
-        self.yields = False  # whether what is done now may be broken off for them
-        self.staging: SaveId | None = None  # the save that the caller makes now
-        self.unsealed: set[SaveId] = set()  # begun, and handed over by somebody later
+        self.rivals: set[object] = set()  # callers with priority that wait for the client's lock
+        self.yields = False  # whether they may interrupt the current call
+        self.staging: SaveId | None = None  # the caller's current save
+        self.unsealed: set[SaveId] = set()  # begun, and sealed by a later call
         self.outbox = Outbox(self._ask, self.book)
-        self.waits_for = ""  # while it connects or loads, as far as this side knows
-        self._held_up: ConnectError | None = None  # the same as the daemon has said it
+        self.waits_for = ""  # reason of a wait in connect or load, as far as this rank knows
+        self._held_up: ConnectError | None = None  # the daemon's reason of a wait
         self._retry_at = 0.0
-        self._unwanted: Callable[[], bool] = bool  # whether nobody wants any more what is done now
-        self._was_absent = False  # whether no daemon listened when the last attempt to come back failed
+        self._unwanted: Callable[[], bool] = bool  # whether the current call is obsolete
+        self._was_absent = False  # whether no daemon listened at the last failed attempt
         self._replaced: StaleIncarnationError | None = None
-        self.attachments = 0  # so far; grants of an earlier one mean nothing
-        self._grants = 0  # heard so far
-        self._grants_due = 0  # heard when every slot that was promised is here
-        self._grants_before = 0  # heard when they were promised
-        self._allocated_by = 0.0  # the first of them, on a machine however slow
+        self.attachments = 0  # number so far; grants of an earlier one are void
+        self._grants = 0  # received so far
+        self._grants_due = 0  # number once all promised slots are granted
+        self._grants_before = 0  # number when they were promised
+        self._allocated_by = 0.0  # time of the first grant even on a slow machine
 
     # --- the connection
 
     def connect(self) -> list[str]:
-        """First attachment, as part of a new incarnation. Returns warnings. Raises ConnectError and its kin."""
-        said = threading.Timer(_SILENT_S, self._say_that_we_wait)
-        said.daemon = True
-        said.start()
+        """Attaches for the first time, in a new incarnation. Returns warnings. Raises ConnectError."""
+        warning = threading.Timer(_SILENT_S, self._warn_of_wait)
+        warning.daemon = True
+        warning.start()
         try:
             with announce_failure(self.group):
                 self._holding.claim(takeover=self.settings.takeover)
                 self._make_rank_file().meet(self.group)
-                deadline = time.monotonic() + self.settings.connect_timeout_s  # who waits for ranks waits for no door
+                deadline = time.monotonic() + self.settings.connect_timeout_s  # begins after the wait for other ranks
                 info = retry_while_daemons_end(lambda: self._ask_node(deadline), deadline)
             self.balance = info.balance if self.settings.balance is None else self.settings.balance
             settings = self.settings
@@ -111,10 +111,10 @@ class Link:
             self.waits_for = "for all its ranks to find their daemons"
             self.topology = gather(self.group, record)
             self.waits_for = f"for the store {self.job.store} to answer, or for old ranks of it to end"
-            deadline += time.monotonic() - began  # who waits for a late rank has not waited at the door
+            deadline += time.monotonic() - began  # the wait for late ranks does not count
             return retry_while_daemons_end(lambda: self._enter(deadline), deadline)
         finally:
-            said.cancel()
+            warning.cancel()
 
     def _ask_node(self, deadline: float) -> NodeInfo:
         self._drop_channel()
@@ -125,7 +125,7 @@ class Link:
         return answer
 
     def _enter(self, deadline: float) -> list[str]:
-        if self._channel is None or self._channel.lost:  # the daemon that was asked has ended since
+        if self._channel is None or self._channel.lost:  # the daemon has ended since
             self._drop_channel()
             self._open_channel(deadline)
         try:
@@ -133,7 +133,7 @@ class Link:
         except WaitTimeoutError:
             if self._held_up is None:
                 raise
-            raise self._held_up from None  # says more than that there was no answer
+            raise self._held_up from None  # it has the reason
         except ConnectError as error:
             raise self._of_ranks(error) from None
 
@@ -141,13 +141,13 @@ class Link:
         lone = self.group.world_size == 1 and not isinstance(error, ChannelLostError)
         return cause_of(error, self.job.job, self._rank_file.path) if lone and self._rank_file is not None else error
 
-    def _say_that_we_wait(self) -> None:
+    def _warn_of_wait(self) -> None:
         if self.group.rank == 0 and self.waits_for:
             patience_s = self.settings.connect_timeout_s
             log.warning("ckptd: job %s waits, up to %g s, %s", self.job.job, patience_s, self.waits_for)
 
     def _make_rank_file(self) -> RankFile:
-        """Also anew, when the arena was wiped: a daemon takes a rank without it for dead."""
+        """The rank file, a new one if the arena was removed: a daemon takes a rank without a file for ended."""
         if self._rank_file is not None and self._rank_file.lost:
             self._rank_file.close()
             self._rank_file = None
@@ -156,14 +156,15 @@ class Link:
         return self._rank_file
 
     def patient_until(self, patience_s: float | None) -> float:
-        """How long (time.monotonic) a daemon that is gone is waited for, by who has only so much patience."""
+        """The deadline (time.monotonic) of a wait for a new daemon, for a caller's timeout."""
         most = self.settings.connect_timeout_s
         return time.monotonic() + (most if patience_s is None else min(most, patience_s))
 
     def ensure(self, deadline: float, *, hurried: bool = False) -> None:
-        """Makes sure that a daemon listens; a new one learns what this rank still holds. Raises ConnectError.
+        """Makes sure that this rank is attached to a daemon; reports its saves to a new one. Raises ConnectError.
 
-        hurried: training waits, so one that others must start again gets little time, and none soon after a failure.
+        hurried: training waits, so the wait for a daemon that another program starts is short, and skipped soon after a
+        failure.
         """
         if self._replaced is not None:
             raise self._replaced
@@ -175,9 +176,9 @@ class Link:
             raise ConnectError("the daemon is gone and did not come back", hint=f"see {self.log_path}")
         try:
             patience = min(deadline, now + _HURRIED_S) if hurried and not self._restartable else deadline
-            retry_while_daemons_end(lambda: self._come_back(patience), patience)
+            retry_while_daemons_end(lambda: self._reattach(patience), patience)
         except PreemptedError:
-            self._drop_channel()  # half of coming back is no daemon yet
+            self._drop_channel()  # the attachment was not complete
             raise
         except Exception:
             self._drop_channel()
@@ -185,7 +186,7 @@ class Link:
             self._was_absent = not channel_listens(self._socket_path)
             raise
 
-    def _come_back(self, deadline: float) -> None:
+    def _reattach(self, deadline: float) -> None:
         self._drop_channel()
         self._make_rank_file()
         self._open_channel(deadline)
@@ -207,13 +208,13 @@ class Link:
 
     @property
     def is_restartable(self) -> bool:
-        """Whether this side starts the next daemon."""
+        """Whether clients start the next daemon."""
         return self._restartable
 
     def revive(self, deadline: float, unwanted: Callable[[], bool]) -> None:
-        """As ensure, for a thread for which nobody waits: that it fails costs the next save no patience.
+        """The same as ensure for a background thread: a failure does not shorten the wait of the next save.
 
-        unwanted: asked ten times a second; the attempt is broken off (PreemptedError) when it says so.
+        unwanted: called ten times a second; if it returns True, the attempt ends with PreemptedError.
         """
         before, self._unwanted = self._retry_at, unwanted
         try:
@@ -223,7 +224,7 @@ class Link:
 
     @property
     def log_path(self) -> str:
-        """Where a daemon that clients start writes its log."""
+        """The log of a daemon that clients start."""
         return os.path.join(self.settings.arena, arena_paths.LOG)
 
     @property
@@ -231,7 +232,7 @@ class Link:
         return os.path.join(self.settings.arena, arena_paths.SOCKET)
 
     def _open_channel(self, deadline: float) -> None:
-        self._channel = Channel(self._socket_path, self._hear, self._give_way)
+        self._channel = Channel(self._socket_path, self._on_push, self._give_way)
         starts = starts_of(self.settings, here=self._restartable, again=self.attachments > 0)
         try:
             log_of_new = reach(self._channel, self.settings.arena, starts, deadline)
@@ -277,7 +278,7 @@ class Link:
             self._channel = None
 
     def close(self) -> None:
-        """Detaches, if a daemon is there to hear it, and lets go of the arena."""
+        """Detaches if there is a daemon, and releases the arena."""
         self._holding.give_up()
         if self._channel is not None:
             with contextlib.suppress(CkptdError):
@@ -292,9 +293,9 @@ class Link:
         if self.yields and (self.rivals or self._unwanted()):
             raise PreemptedError
 
-    # --- words
+    # --- messages
 
-    def _hear(self, push: Push) -> None:
+    def _on_push(self, push: Push) -> None:
         if isinstance(push, Progress):
             push = self._with_names(push)
             self.book.hear([push])
@@ -309,9 +310,9 @@ class Link:
             self.waits_for = ""
             log.warning("ckptd: load of job %s %s: %s", self.job.job, push.message, push.hint)
         elif isinstance(push, Notice):
-            self.waits_for = ""  # the daemon knows it better
-            self._held_up = told = self._of_ranks(ConnectError(push.message, hint=push.hint))
-            log.warning("ckptd: connect waits: %s; %s", told.message, told.hint)
+            self.waits_for = ""  # the daemon has the reason
+            self._held_up = reason = self._of_ranks(ConnectError(push.message, hint=push.hint))
+            log.warning("ckptd: connect waits: %s; %s", reason.message, reason.hint)
         elif isinstance(push, SlotGranted):
             self.refusal, self._had = None, push.capacity
             self._grants += 1
@@ -320,7 +321,7 @@ class Link:
             self.refusal = BudgetError(push.message, hint=push.hint)
 
     def _with_names(self, push: Progress) -> Progress:
-        """With the keys in which replicas differ: the daemons know of their tensors by number only."""
+        """Adds the keys of differing replicas: daemons know only the numbers of their tensors."""
         names = self.sampling.names(push.save, push.where) if push.where is not None else []
         return msgspec.structs.replace(push, reason=f"{push.reason}: {listed(names)}") if names else push
 
@@ -334,13 +335,13 @@ class Link:
         try:
             return self._channel.request(make, deadline, self._limit)
         except StaleIncarnationError as error:
-            self._replaced = error  # the daemon has shut the door: nothing but this would be heard of it again
+            self._replaced = error  # the daemon refuses this rank from now on
             raise
 
     def ask(self, make: Callable[[int], Request], deadline: float | None) -> Reply:
-        """One request and its answer, of a daemon that is made sure of first.
+        """Sends a request, after ensure, and returns the answer.
 
-        With a deadline the next daemon is asked again when one ends before it answers; else that is the caller's to do.
+        With a deadline it sends the request again to the next daemon if one ends; else that is the caller's task.
         """
         patience = deadline if deadline is not None else time.monotonic() + self.settings.connect_timeout_s
 
@@ -351,18 +352,18 @@ class Link:
         return once() if deadline is None else retry_while_daemons_end(once, deadline)
 
     def pump(self, deadline: float) -> bool:
-        """Takes in what the daemon has said; waits to the deadline for the first word. False when none came."""
+        """Receives messages of the daemon; waits for the first one until the deadline. False if none came."""
         return self._channel is not None and self._channel.pump(deadline)
 
     # --- slots and segments
 
     def ask_slots(self, capacity: int, deadline: float) -> None:
-        """Has slots of this size made ready; they are granted one by one.
+        """Asks for slots of this size; the daemon grants them one by one.
 
-        Who waits for the first may wait on after the deadline, for as long as its memory takes to be allocated.
+        A wait for the first slot may last beyond the deadline while its memory is allocated.
         """
         self.refusal, before = None, self._grants
-        self.slots.unmap_below(capacity)  # the daemon gives them back, and counts what is free for the larger ones
+        self.slots.unmap_below(capacity)  # the daemon frees them, and counts that memory for the larger ones
         answer = self._ask(lambda seq: AskSlots(seq=seq, capacity=capacity), deadline)
         assert isinstance(answer, SlotsComing)  # noqa: S101 - the reply to AskSlots
         self.capacity, self._grants_before, self._grants_due = capacity, before, before + answer.count
@@ -372,20 +373,20 @@ class Link:
 
     @property
     def all_granted(self) -> bool:
-        """Whether every slot that was promised is here."""
+        """Whether every promised slot is granted."""
         return self._grants >= self._grants_due
 
     @property
     def allocating(self) -> bool:
-        """Whether slots were promised and the memory of the first is not there yet."""
+        """Whether slots are promised and the first is not granted yet."""
         return self._grants_before == self._grants < self._grants_due
 
     def wait_slot(self, nbytes: int, deadline: float) -> str:
         """Name of a granted slot of at least so many bytes.
 
-        Raises BudgetError when there will be none, WaitTimeoutError when none was free by the deadline, or other ranks
-        do not save, without which none will be; while the first is being allocated the deadline is extended, since its
-        pages are touched once, and without it there is no first save.
+        Raises BudgetError if there will be none; WaitTimeoutError if none is free by the deadline, or if none can
+        become free because other ranks do not save. While the first slot is allocated the deadline is extended: its
+        pages are touched once, and the first save needs it.
         """
         while True:
             name = self.slots.fitting(nbytes)
@@ -394,7 +395,7 @@ class Link:
             if self.refusal is not None and not self.slots.count:
                 raise self.refusal
             until = max(deadline, self._allocated_by) if self.allocating else deadline
-            if not self.pump(min(until, time.monotonic() + _LOOK_S)):
+            if not self.pump(min(until, time.monotonic() + _POLL_S)):
                 if self._channel is not None and self._channel.lost:
                     raise ChannelLostError("the daemon ended while a save waited for a slot")
                 begun = self.unsealed | ({self.staging} if self.staging is not None else set())
@@ -402,19 +403,19 @@ class Link:
                     raise WaitTimeoutError("no slot was free in time")
 
     def why_gone(self, name: str, deadline: float) -> CkptdError:
-        """Why there is no file of a slot that was granted: the arena was removed, or another run took the job over."""
+        """Why the file of a granted slot is missing: the arena was removed, or another run took the job over."""
         self.slots.withdraw(name)
         if not os.path.exists(self._socket_path):
             text = f"the arena {self.settings.arena} was removed, and what was staged in it"
             return ConnectError(text, hint="its daemon ends by itself; the next save that finds none starts another")
         try:
-            self.ask_slots(self.capacity, deadline)  # a daemon that has let another run in says so
+            self.ask_slots(self.capacity, deadline)  # raises if the daemon has attached another run
         except CkptdError as error:
             return error
         return ConnectError(f"the memory {self.slots.path(name)} is gone", hint="the next save asks for another")
 
     def begin_incarnation(self, incarnation: int, run: RunId) -> None:
-        """A load has begun it; what was not handed over before is of no use to it."""
+        """Starts an incarnation that a load has begun; gives up saves that were not handed over."""
         if incarnation > self.incarnation:
             self.incarnation, self.run = incarnation, run
         self.sampling = self.sampling.restarted()

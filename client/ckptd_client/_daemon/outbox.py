@@ -13,13 +13,13 @@ from ckptd_client._daemon.channel import ChannelLostError
 from ckptd_client._local.save_record import HandleBook
 
 log = logging.getLogger("ckptd_client")
-_MAX_MISSED = 16  # more than any rank has slots: others hold no more saves than that in vain
+_MAX_MISSED = 16  # more than a rank has slots: other ranks keep no more incomplete saves
 _MAX_REASON_CHARS = 4000
 Ask = Callable[[Callable[[int], Request], float], Reply]
 
 
 class Outbox:
-    """``ask`` makes one request, up to a deadline. Used under the client's lock only."""
+    """The messages of one client. ask: makes a request, with a deadline. Call its methods under the client's lock."""
 
     def __init__(self, ask: Ask, book: HandleBook) -> None:
         self._ask = ask
@@ -30,7 +30,7 @@ class Outbox:
         self._missed: dict[SaveId, str] = {}  # failed here, with the reason; the coordinator does not know it yet
 
     def hand_over(self, descriptor: HandOver, *, deadline: float) -> None:
-        """Gives a sealed segment to the daemon. Kept and repeated to the next daemon if this one ends first."""
+        """Hands a sealed segment over to the daemon, again to the next daemon if this one ends first. Blocks."""
         save = descriptor.save
         self._unacknowledged[save] = descriptor
         if descriptor.drain:
@@ -40,7 +40,7 @@ class Outbox:
         except (ChannelLostError, WaitTimeoutError):
             raise
         except CkptdError:
-            self.let_go(save)
+            self.forget(save)
             raise
         self._unacknowledged.pop(save, None)
         self.handed_over()
@@ -96,22 +96,22 @@ class Outbox:
         if progress.end is not None:
             self._forced.pop(progress.save, None)
 
-    def let_go(self, save: SaveId) -> None:
-        """The save is given up, and is handed to no other daemon."""
+    def forget(self, save: SaveId) -> None:
+        """Forgets a save that was given up: no other daemon gets it."""
         self._unacknowledged.pop(save, None)
         self._forced.pop(save, None)
 
     def holds(self, save: SaveId) -> bool:
-        """Whether the save is sealed and still to be handed over."""
+        """Whether the save is sealed and not handed over yet."""
         return save in self._unacknowledged
 
     @property
     def held(self) -> list[SaveId]:
-        """Saves that are still to be handed over."""
+        """Saves that are not handed over yet."""
         return list(self._unacknowledged)
 
     def begin(self) -> None:
-        """A load has begun an incarnation: what was not handed over before is of no use to it."""
+        """Gives up saves of the previous incarnation that were not handed over: a load has begun a new one."""
         for save in self._unacknowledged:
             self._book.give_up(save, "a load began before the daemon had it")
         for kept in (self._unacknowledged, self._forced, self._missed):

@@ -96,7 +96,7 @@ class Saving:
         except Exception as error:  # noqa: BLE001 - training continues after any error
             staging.note_failure(handle, error, deadline=deadline)
         except BaseException as error:  # for example Ctrl-C: code that continues must not wait for this save
-            link.outbox.let_go(handle.save_id)
+            link.outbox.forget(handle.save_id)
             staging.note_failure(handle, error, deadline=time.monotonic() + _SKIP_NOTICE_S)
             raise
         finally:
