@@ -178,8 +178,8 @@ class Preemptible:
         step that no rank has passed. The result is True from the first step that is not below it.
 
         A call costs microseconds: it reads a page that the daemon shares. Once the job is to be ended, a call blocks
-        until the daemons have agreed: some milliseconds, 5 s at most. If a rank waited in vain and had passed the step
-        when the answer came, stderr and `ckptd status` name it.
+        until the daemons have agreed: some milliseconds, 5 s at most. If a rank's wait timed out and it had passed the
+        step when the answer came, stderr and `ckptd status` name it.
 
         Raises:
             UsageError: `step` is no step, or the client is closed, or this is a forked child.

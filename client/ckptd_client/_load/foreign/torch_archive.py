@@ -1,7 +1,7 @@
-"""A torch.save archive of any origin in a range of a file: where its tensors lie, and its value by torch's own reader.
+"""A torch.save archive of any origin in a range of a file: the places of its tensors, and its value by torch's reader.
 
-Only what is stored is read, never more than lies there; and torch is given a pickle only after all of it was run over
-inert values, in an archive that is written here anew: what is looked at is what torch reads.
+Reads only stored data, never more than the range has. torch gets a pickle only after it was run over inert values, in
+an archive that is written here again, so that torch reads what was checked.
 """
 
 import io

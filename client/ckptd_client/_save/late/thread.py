@@ -29,10 +29,10 @@ class Completion(Protocol):
 
 class _NoCompletion:
     def deliver(self) -> None:
-        """Nobody's."""
+        """Does nothing."""
 
     def discard(self, reason: str, written: Sequence[str]) -> None:
-        """Nobody's."""
+        """Does nothing."""
 
 
 _NO_COMPLETION = _NoCompletion()
