@@ -10,7 +10,7 @@ from ckptd.checkpoint.finish import Finished, finish, finish_again
 from ckptd.cli import common
 from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
 from ckptd.shared.format.integrity import Integrity
-from ckptd.shared.stores.schemes import absolute
+from ckptd.shared.stores.schemes import absolute, is_there
 from ckptd.store.schemes import jobs_at
 from ckptd.system import human
 
@@ -40,7 +40,7 @@ def command(path: str, as_json: bool, integrity: Integrity) -> int:
     Exit code 1 if a save is not committed, unless a newer one is.
     """
     where, writer = absolute(path), f"ckptd {__version__}"
-    if parse_dirname(os.path.basename(where)) is not None and os.path.isdir(where):
+    if parse_dirname(os.path.basename(where)) is not None and is_there(where):
         with common.store_errors():
             saves = [finish_again(where, writer, integrity)]
     else:
@@ -58,7 +58,7 @@ def _where(path: str) -> tuple[list[JobKey], SaveId | None]:
     """Jobs, and the one save that is meant if one is."""
     head, base = os.path.split(path)
     save = parse_partial_dirname(base)
-    if save is not None and os.path.isdir(path):
+    if save is not None and is_there(path):
         return [JobKey(*os.path.split(head))], save
     return jobs_at(path), None
 

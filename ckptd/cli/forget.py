@@ -11,6 +11,7 @@ from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.arena_paths import JOBS
 from ckptd.shared.protocol.status import Status
+from ckptd.shared.stores.schemes import normal
 from ckptd.system import human
 
 SCHEMA = 1
@@ -59,7 +60,7 @@ def _chosen(status: Status, name: str, store: str | None) -> JobKey:
     """A job that the daemon has; or one of which it may know the store alone, where that is named."""
     found = [job for job in status.jobs if job.job == name and store in (None, job.store)]
     if not found and store is not None:
-        return JobKey(os.path.normpath(store), name)
+        return JobKey(normal(store), name)
     if not found:
         known = ", ".join(sorted({job.job for job in status.jobs})) or "none"
         raise UsageError(f"this daemon has no job {name}", hint=f"its jobs: {known}")

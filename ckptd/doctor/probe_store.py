@@ -1,41 +1,27 @@
-"""Tries a store with real files, in a child process, so that a hung mount costs the deadline and nothing else.
+"""Tries a store in a child process, so that a hung mount costs the deadline and nothing else.
 
-``python -m ckptd.doctor.probe_store DIR`` prints a JSON object per step; what it printed before the deadline is known.
-The child leaves no file behind unless it is killed in the middle; then its hidden directory names itself.
+``python -m ckptd.doctor.probe_store URL`` prints a JSON object per step; what it printed before the deadline is known.
 """
 
 import contextlib
 import json
-import mmap
-import os
-import shutil
-import statistics
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from ckptd.doctor.rules import StoreFacts
-from ckptd.shared.files.mounts import mount_of, parse_mountinfo
-from ckptd.shared.files.regular import open_direct, read_pages
 from ckptd.shared.format.integrity import XXH3
-from ckptd.system.files import FileLayer
+from ckptd.shared.stores.schemes import absolute
+from ckptd.store.schemes import open_store
 
-_SYNCS = 5
-_CHUNK_NBYTES = 16 << 20
-SAMPLE_NBYTES = 64 << 20
-_SAMPLE_MAX_S = 5.0
-_PREFIX = ".ckptd-doctor-"
 _GRACE_S = 0.5
 
 
 def probe_store(path: str, *, deadline_s: float = 20.0) -> StoreFacts:
     """What can be found out about the store at path within deadline_s. Never touches path in this process."""
-    path = os.path.abspath(path)
+    path = absolute(path)
     command = [sys.executable, "-m", "ckptd.doctor.probe_store", path]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
     try:
@@ -66,147 +52,7 @@ def parse_report(path: str, output: bytes) -> StoreFacts:
     return msgspec.convert(facts, StoreFacts)
 
 
-def examine_store(path: str) -> Iterator[dict[str, object]]:
-    """Pieces of StoreFacts as they become known, each preceded by what is about to be tried."""
-    yield {"doing": "opening the directory"}
-    missing = _missing(path)
-    yield {"missing": missing}
-    if missing == path:  # ckptd makes the store itself, so what counts is the directory above it
-        path = os.path.dirname(path)
-    try:
-        scratch = tempfile.mkdtemp(prefix=_PREFIX, dir=path)
-    except OSError as error:
-        yield {"error": error.strerror or str(error)}
-        return
-    try:
-        yield {"doing": "reading free space"}
-        yield {"fs_type": _fs_type(path), "free_nbytes": _free_nbytes(path)}
-        yield {"doing": f"syncing a small file in {scratch}"}
-        yield {"fsync_s": _median_sync_s(scratch)}
-        yield {"doing": f"renaming in {scratch}"}
-        yield {"rename_error": _outcome(_rename, scratch)}
-        yield {"doing": f"writing with O_DIRECT in {scratch}"}
-        direct_error = _outcome(_write_directly, scratch)
-        yield {"direct_error": direct_error}
-        yield {"doing": f"reading back in {scratch}"}
-        yield {"read_error": _outcome(_read_back, scratch)}
-        yield {"doing": f"writing a sample in {scratch}"}
-        nbytes, seconds = _write_sample(scratch, direct=not direct_error)
-        yield {"sample_nbytes": nbytes, "sample_s": seconds}
-    except OSError as error:
-        yield {"error": error.strerror or str(error)}
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    yield {"finished": True}
-
-
-def _missing(path: str) -> str:
-    """The topmost directory of path that is not there, "" if path is."""
-    missing = ""
-    while not os.path.lexists(path):
-        missing, path = path, os.path.dirname(path)
-    return missing
-
-
-def _fs_type(path: str) -> str:
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
-        mount = mount_of(os.path.realpath(path), parse_mountinfo(file.read()))
-    return mount.fs_type.removeprefix("fuse.") if mount else ""
-
-
-def _free_nbytes(path: str) -> int:
-    stat = os.statvfs(path)
-    return stat.f_bavail * stat.f_frsize
-
-
-def _outcome(attempt: Any, scratch: str) -> str:
-    """What the attempt ran into, "" when it went well."""
-    try:
-        attempt(scratch)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
-def _median_sync_s(scratch: str) -> float:
-    seconds = []
-    with _opened(os.path.join(scratch, "sync"), 0) as fd:
-        for _ in range(_SYNCS):
-            os.pwrite(fd, os.urandom(512), 0)
-            start = time.monotonic()
-            os.fsync(fd)
-            seconds.append(time.monotonic() - start)
-    return statistics.median(seconds)
-
-
-def _rename(scratch: str) -> None:
-    """A directory renamed and made durable, as a commit does it."""
-    before, after = os.path.join(scratch, "partial"), os.path.join(scratch, "final")
-    os.mkdir(before)
-    os.rename(before, after)
-    fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _write_directly(scratch: str) -> None:
-    """One aligned page past the page cache, read back: some file systems take the flag and fail the write."""
-    with _opened(os.path.join(scratch, "direct"), os.O_DIRECT) as fd, mmap.mmap(-1, mmap.PAGESIZE) as page:
-        page[:] = b"\xa5" * mmap.PAGESIZE
-        if os.pwrite(fd, page, 0) != mmap.PAGESIZE:
-            raise OSError("short write")
-        page[:] = bytes(mmap.PAGESIZE)
-        if os.preadv(fd, [page], 0) != mmap.PAGESIZE or page[:] != b"\xa5" * mmap.PAGESIZE:
-            raise OSError("read back something else")
-
-
-def _read_back(scratch: str) -> None:
-    """A file that ends inside a page, written as a drain does it and read as a restore does."""
-    fs, path, nbytes = FileLayer(integrity=XXH3), os.path.join(scratch, "back"), 2 * mmap.PAGESIZE + 17
-    pages = mmap.mmap(-1, 3 * mmap.PAGESIZE)  # closed by nobody: an error keeps views of it
-    pages[:nbytes] = data = os.urandom(nbytes)
-    fd = fs.open_write(path, direct=True)
-    try:
-        fs.pwrite(fd, memoryview(pages), 0)
-        fs.truncate(fd, nbytes)
-        fs.fsync(fd)
-    finally:
-        fs.close(fd)
-    pages[:] = bytes(len(pages))
-    fd = open_direct(path)
-    try:
-        found = read_pages(fd, memoryview(pages), 0, nbytes)
-    finally:
-        os.close(fd)
-    if found != nbytes or pages[:nbytes] != data:
-        raise OSError("something else is read than was written")
-
-
-def _write_sample(scratch: str, *, direct: bool) -> tuple[int, float]:
-    """(bytes, seconds) of large writes and their sync; stops early where the store is slow."""
-    flags = os.O_DIRECT if direct else 0
-    with _opened(os.path.join(scratch, "sample"), flags) as fd, mmap.mmap(-1, _CHUNK_NBYTES) as chunk:
-        chunk[:] = os.urandom(1 << 20) * (_CHUNK_NBYTES >> 20)
-        start = time.monotonic()
-        nbytes = 0
-        while nbytes < SAMPLE_NBYTES and time.monotonic() - start < _SAMPLE_MAX_S:
-            nbytes += os.pwrite(fd, chunk, nbytes)
-        os.fsync(fd)
-        return nbytes, time.monotonic() - start
-
-
-@contextlib.contextmanager
-def _opened(path: str, flags: int) -> Iterator[int]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o600)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 if __name__ == "__main__":
-    for facts in examine_store(sys.argv[1]):
+    for facts in open_store(sys.argv[1], XXH3).probe():
         sys.stdout.write(json.dumps(facts) + "\n")
         sys.stdout.flush()

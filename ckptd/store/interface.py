@@ -14,22 +14,29 @@ they are read. Nothing that lies on a store is an order: it names no path outsid
 """
 
 import abc
+import contextlib
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from datetime import datetime
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
 
 from ckptd.shared.base.errors import UsageError, WrongStoreError
-from ckptd.shared.base.ids import ANY_STORE, SaveId, StoreId
+from ckptd.shared.base.ids import ANY_STORE, SaveId, StoreId, is_job_name, parse_dirname, parse_partial_dirname
+from ckptd.shared.format.committed import INCARNATIONS_DIR
 from ckptd.shared.format.integrity import Integrity
-from ckptd.shared.format.manifest import Vote
+from ckptd.shared.format.manifest import COMMITTED, UNPUBLISHED, Vote
+from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.protocol.publication import Intents, Publication
+from ckptd.shared.stores.schemes import open_files
+from ckptd.store import numbers, pins
 from ckptd.store.facts import CommitOutcome, Committer, OpenedStore, Scan, Taker
 from ckptd.store.image import Flow, Image
+from ckptd.store.records import JobRecords
+from ckptd.store.scan import names_of, pinned, scan, superseded
 
 OpenImage = Callable[[], AbstractContextManager[Image]]  # its memory is mapped while the context is entered
 NO_INTENTS: Intents = MappingProxyType({})
@@ -173,16 +180,16 @@ class Store(abc.ABC):
 
     # --- a job's numbers: a start takes one, then scans; a commit becomes visible, then looks at the numbers
 
-    @abc.abstractmethod
     def take(self, job: str, by: Taker, at_least: int = 1, until: float = math.inf) -> int:
         """A number that nobody has had for this job, at least at_least and above all traces of the job here.
 
         After until (of time.monotonic) nobody waits for the number any more: it is given back, and CkptdError raised.
         """
+        return numbers.take(self.records(job), by, at_least, until)
 
-    @abc.abstractmethod
     def claim(self, job: str, number: int, by: Taker) -> bool:
         """Whether the number is the taker's, on record: one that was made up while the store was silent."""
+        return numbers.claim(self.records(job), number, by)
 
     # --- a save: each node puts its files and its vote, one of them commits
 
@@ -212,24 +219,54 @@ class Store(abc.ABC):
     # --- what lies there
 
     @abc.abstractmethod
+    def records(self, job: str) -> JobRecords:
+        """The records of the job, in whose location its checkpoints are, by final or partial names."""
+
+    def files(self, job: str) -> StoredFiles:
+        """What lies at the job's location."""
+        return self.records(job).files
+
     def jobs(self) -> list[str]:
         """What may be jobs, by their names alone, in order. Raises OSError where there is no store."""
+        return list(filter(is_job_name, open_files(self.url, self.integrity).names()))
 
     def has_job(self, job: str) -> bool:
         """Whether ckptd has ever written a checkpoint of the job, or begun to. Raises OSError."""
-        return job in self.jobs()
+        try:
+            names = open_files(f"{self.url}/{job}", self.integrity).names()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return any(name == INCARNATIONS_DIR or parse_dirname(name) or parse_partial_dirname(name) for name in names)
 
-    @abc.abstractmethod
     def scan(self, job: str) -> Scan:
         """What the job has; empty if the store or the job is not there. Raises nothing: problems are in it."""
+        return scan(self.files(job))
 
     def names(self, job: str) -> list[str]:
         """Names of what are checkpoints by their names, newest incarnation and step first. None without the job."""
-        return [entry.dirname for entry in self.scan(job).committed]
+        return names_of(self.files(job))
 
-    @abc.abstractmethod
+    def latest(self, job: str) -> str:
+        """Name of the checkpoint that other programs find as the newest; empty if there is none."""
+        return next((entry.dirname for entry in self.scan(job).committed), "")
+
     def standings(self, job: str) -> tuple[dict[str, Standing], list[str]]:
         """By name of each committed checkpoint, and what could not be looked at."""
+        files, latest, problems = self.files(job), self.latest(job), []
+        late, kept = superseded(files), frozenset[str]()
+        try:
+            kept = pinned(files)
+        except OSError as error:
+            problems.append(str(error))
+        found = {}
+        for name in self.names(job):
+            with contextlib.suppress(FileNotFoundError):  # it is no checkpoint, or was removed meanwhile
+                found[name] = Standing(
+                    committed_at=_moment(files.below(name).modified(COMMITTED)), latest=name == latest,
+                    pinned=name in kept, unpublished=UNPUBLISHED in files.below(name).names(),
+                    superseded=late.get(name, 0),
+                )  # fmt: skip
+        return found, problems
 
     # --- what goes, and what stays
 
@@ -252,9 +289,9 @@ class Store(abc.ABC):
         del job, all_of_it
         return []
 
-    @abc.abstractmethod
     def pin(self, job: str, name: str, *, pinned: bool = True) -> bool:
         """Keeps a committed checkpoint from being removed, or no more. Whether that is a change. Raises UsageError."""
+        return (pins.pin if pinned else pins.unpin)(self.records(job), name)
 
     # --- a trainer's files, where the trainer looks for them: for stores whose files other programs can open
 
@@ -292,6 +329,25 @@ class Store(abc.ABC):
     def space(self) -> tuple[int, int]:
         """(bytes this user may still write, bytes in all)."""
 
+    def probe(self) -> Iterator[dict[str, object]]:
+        """Fields of ``ckptd.doctor.rules.StoreFacts`` as they become known: the store tried, for ``ckptd doctor``.
+
+        Each is preceded by what is about to be tried, as "doing". "finished" is the last.
+        """
+        yield {"doing": "asking how much space there is"}
+        try:
+            yield {"free_nbytes": self.space()[0], "finished": True}
+        except OSError as error:
+            yield {"error": error.strerror or str(error)}
+
     def explain(self, error: OSError) -> tuple[str, str]:
         """What to say of an error of this store, and what to type."""
         return str(error), ""
+
+
+def _moment(seconds: float) -> datetime:
+    """The time of a file; the last there is for one beyond the calendar, which some file systems can keep."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return datetime.max.replace(tzinfo=UTC)

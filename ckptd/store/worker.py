@@ -6,6 +6,7 @@ keeps nothing between requests, and ends when its daemon does.
 
 import ctypes
 import errno
+import functools
 import os
 import signal
 import socket
@@ -17,9 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn, assert_never
 
 from ckptd.shared.base.errors import CkptdError, ProtocolError
-from ckptd.shared.format.integrity import XXH3, Keyed
+from ckptd.shared.format.integrity import XXH3, Integrity, Keyed
 from ckptd.shared.protocol.publication import Intent, Intents
 from ckptd.store.drain import drain
+from ckptd.store.interface import Store
 from ckptd.store.messages import (
     DAEMON,
     WORKER,
@@ -67,7 +69,8 @@ class Worker:
 
     def __init__(self, sock: socket.socket, url: str) -> None:
         self._sock = sock
-        self._store = open_store(url, XXH3)  # until the daemon says UseKey
+        self._url = url
+        self._integrity: Integrity = XXH3  # until the daemon says UseKey
         self._sending = threading.Lock()
         self._pool = ThreadPoolExecutor(_THREADS)
 
@@ -78,8 +81,7 @@ class Worker:
         while data := self._sock.recv(_RECEIVE_NBYTES):
             for request in frames.feed(data):
                 if isinstance(request, UseKey):
-                    integrity = Keyed(request.key)
-                    self._store = open_store(self._store.url, integrity)
+                    self._integrity = Keyed(request.key)
                 else:
                     self._pool.submit(self._answer, request)
 
@@ -95,6 +97,11 @@ class Worker:
             self._send(Failed(request.id, "bug", "", f"{type(request).__name__}: {error!r}", "please report this"))
         if isinstance(request, Drain):
             failpoints.reach("drain.reported")
+
+    @functools.cached_property
+    def _store(self) -> Store:
+        """Raises UsageError for a URL that no kind of store has."""
+        return open_store(self._url, self._integrity)
 
     def _carry_out(self, request: Request) -> Done:  # noqa: C901 - one line per request
         store = self._store

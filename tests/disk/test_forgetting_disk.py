@@ -17,11 +17,11 @@ from ckptd.store.image import Flow, Image
 from ckptd.store.posix import image_writer
 from ckptd.store.posix.commit import commit, write_vote
 from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
-from ckptd.store.posix.incarnations import take
 from ckptd.store.posix.removal import remove_checkpoint, remove_partial, sweep_trash
 from ckptd.store.posix.scan import Place, scan
 from ckptd.system.files import FileLayer
 from tests.disk.forgetting import ForgettingDisk, PowerCut
+from tests.records import take
 from tests.runs import RUN, TAKER
 from tests.slots import Slot, make_vote, write_slot
 

@@ -42,7 +42,7 @@ from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals, encode_seal
 from ckptd.shared.protocol import messages
 from ckptd.shared.protocol.topology import Peer, Topology
-from ckptd.store.posix.pins import PINS_DIR
+from ckptd.store.scan import PINS_DIR
 from ckptd.store.trainer_files import TrainerFiles
 from tests.checkpoints import SAVE, image_of, put_image, put_vote, write_checkpoint
 from tests.golden import wire

@@ -35,9 +35,7 @@ from ckptd.shared.torchfile import dcp_metadata  # noqa: F401 - imported before 
 from ckptd.store.facts import Committer
 from ckptd.store.messages import FrameReader, decode_request, hello_frame
 from ckptd.store.posix.identity import STORE_FILE, store_id_at
-from ckptd.store.posix.incarnations import superseded, take, taken_over_by
 from ckptd.store.posix.links import is_linked_to
-from ckptd.store.posix.pins import pinned
 from ckptd.store.posix.publish import publish
 from ckptd.store.posix.removal import remove_checkpoint, sweep_trash
 from ckptd.store.posix.scan import scan
@@ -48,6 +46,7 @@ from ckptd_client._load.reader import open_slot
 from ckptd_client._local.rank import Group
 from tests.checkpoints import SAVE
 from tests.hostile import reader
+from tests.records import pinned, superseded, take, taken_over_by
 from tests.runs import RUN, STORE_ID, TAKER
 
 GROUP = Group(0, 1, "test")

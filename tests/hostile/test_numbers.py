@@ -10,11 +10,11 @@ import ckptd_client
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import MAX_INCARNATION, JobKey, SaveId
 from ckptd.store.facts import Committer, Taker
-from ckptd.store.posix.incarnations import take, taken_over_by
 from ckptd.store.posix.scan import scan
 from ckptd.system.files import FileLayer
 from tests.checkpoints import write_checkpoint
 from tests.cluster import Node
+from tests.records import take, taken_over_by
 from tests.runs import RUN, STORE_ID
 
 pytestmark = pytest.mark.timeout(120)

@@ -15,7 +15,6 @@ from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname
 from ckptd.shared.format.manifest import COMMITTED, MANIFEST, STOCK_METADATA
 from ckptd.store.posix.commit import commit
-from ckptd.store.posix.incarnations import take
 from ckptd.system.files import FileLayer
 from ckptd_client._load.foreign.load_from import load_from as read_into
 from ckptd_client._load.rounds import read_checkpoint
@@ -25,6 +24,7 @@ from tests.checkpoints import SAVE, write_checkpoint
 from tests.hostile import forge
 from tests.hostile import reader as hostile
 from tests.hostile.forge import RANK0
+from tests.records import take
 from tests.runs import RUN, TAKER
 
 pytestmark = pytest.mark.timeout(120)

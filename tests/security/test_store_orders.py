@@ -26,14 +26,13 @@ from ckptd.shared.protocol.publication import Publication
 from ckptd.store.image import Flow, Image
 from ckptd.store.posix import commit, removal
 from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
-from ckptd.store.posix.incarnations import take
-from ckptd.store.posix.pins import pin, unpin
 from ckptd.store.posix.publish import publish
 from ckptd.store.posix.scan import Place
 from ckptd.system.files import FileLayer
 from tests import pythons
 from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
 from tests.cluster import Node, wait_for
+from tests.records import pin, take, unpin
 from tests.runs import RUN, TAKER
 from tests.security.others import STRANGER, as_user, needs_root
 

@@ -46,7 +46,10 @@ CKPTD = {
         "offline work on committed checkpoints: verify, repair, export, finish",
         (*SHARED, "shared.bulk", "shared.files", "shared.stores", "shared.torchfile", "system", "parity", "store"),
     ),
-    "doctor": ("probes, and the rules that judge them", (*SHARED, "shared.files", "system", "arena", "peers")),
+    "doctor": (
+        "probes, and the rules that judge them",
+        (*SHARED, "shared.files", "shared.stores", "system", "arena", "peers", "store"),
+    ),
     "store.posix": (
         "the store in a directory: paths, commit, scan, removal, publication",
         (*SHARED, "shared.files", "shared.stores", "store", "system"),

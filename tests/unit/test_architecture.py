@@ -63,6 +63,18 @@ def test_the_rule_catches(module, name):
     assert forbidden(module, name)
 
 
+def test_one_room_writes_the_files_of_a_store():
+    """And the export those of a directory that a user names; others know temporary names by sight."""
+    users = {
+        room_of(module) if module.startswith("ckptd.store") else module
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "ckptd.system.files"
+        if any(alias.name == "FileLayer" for alias in node.names)
+    }
+    assert users == {"ckptd.store.posix", "ckptd.checkpoint.export.run", "ckptd.checkpoint.export.write"}
+
+
 def test_rooms_stand_in_one_direction():
     """The table has no circle; core counts as one room: its halves import its events, its jobs import its halves."""
     below = {}

@@ -1,7 +1,7 @@
 """In whose name a coordinator commits, to which store, and whether another session has taken the job over. Pure.
 
 A number that was made up while the store was silent has no record there, and no takeover sees it: it is claimed as soon
-as the store answers, and nothing is drained before. The store's part of the fence: ckptd/store/posix/incarnations.py.
+as the store answers, and nothing is drained before. The store's part of the fence: ckptd/store/numbers.py.
 """
 
 from collections.abc import Collection, Iterable

@@ -15,12 +15,14 @@ MAX_COUNTER = 10**10 - 1
 
 _JOB_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_JOB_CHARS - 1}}}\Z"
 _STORE_PATTERN = rf"^/[^\x00-\x1f]{{0,{MAX_STORE_CHARS - 1}}}\Z"
+_URL_PATTERN = rf"^(/|[a-z][a-z0-9+.-]{{0,30}}://)[^\x00-\x1f]{{0,{MAX_STORE_CHARS - 1}}}\Z"
 _FILE_PATTERN = r"^r[0-9]{5,7}-p[0-9]{2,3}\.(safetensors|bin)\Z"
 _NODE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z"
 _SESSION_PATTERN = r"^[A-Za-z0-9._:-]{1,128}\Z"
 
 JobName = Annotated[str, msgspec.Meta(pattern=_JOB_PATTERN)]
 StorePath = Annotated[str, msgspec.Meta(pattern=_STORE_PATTERN)]
+StoreUrl = Annotated[str, msgspec.Meta(pattern=_URL_PATTERN)]  # a path, or of another kind of store
 FileName = Annotated[str, msgspec.Meta(pattern=_FILE_PATTERN)]
 NodeName = Annotated[str, msgspec.Meta(pattern=_NODE_PATTERN)]
 Session = Annotated[str, msgspec.Meta(pattern=_SESSION_PATTERN)]
@@ -87,9 +89,9 @@ def is_plausible(incarnation: int, now: float) -> bool:
 
 
 class JobKey(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """One training: a store directory and a job name in it. Two jobs of one name in two stores never meet."""
+    """One training: a store and a job name in it. Two jobs of one name in two stores never meet."""
 
-    store: StorePath
+    store: StoreUrl
     job: JobName
 
 

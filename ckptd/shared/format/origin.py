@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 import msgspec
 
-from ckptd.shared.base.ids import JobKey, JobName, SaveId, StorePath, parse_save
+from ckptd.shared.base.ids import JobKey, JobName, SaveId, StoreUrl, parse_save
 
 MARKER = ".ckptd"
 _CheckpointName = Annotated[str, msgspec.Meta(pattern=r"^step-[0-9]{9,12}\.i[0-9]{4,8}\Z")]
@@ -17,7 +17,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     removed there, and no file of it gets a second name but for a session of the very job.
     """
 
-    store: StorePath
+    store: StoreUrl
     job: JobName
     checkpoint: _CheckpointName  # its directory's name
     save_id: str

@@ -39,6 +39,12 @@ class StoredFiles(Protocol):
     def names(self, folder: str = "") -> list[str]:
         """Names there, in order. Raises OSError: FileNotFoundError where there is nothing, NotADirectoryError."""
 
+    def below(self, name: str) -> "StoredFiles":
+        """The files of what has a name there: of a checkpoint of the job whose location this is."""
+
+    def modified(self, name: str) -> float:
+        """When a file was written, in seconds since 1970. Raises OSError."""
+
     def size(self, name: str) -> int:
         """Bytes of a file. Raises OSError, ELOOP for a symbolic link."""
 

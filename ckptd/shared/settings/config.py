@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ckptd.shared.base.ids import StorePath
+from ckptd.shared.base.ids import StorePath, StoreUrl
 from ckptd.shared.format.schemes import DEFAULT, Scheme
 from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.protocol.topology import MIN_SET_SIZE, Domain
@@ -33,7 +33,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     arena: Annotated[StorePath, Meta(description="directory on tmpfs that holds the slots")] = msgspec.field(
         default_factory=default_arena
     )
-    store: Annotated[StorePath | None, Meta(description="default directory on the parallel file system")] = None
+    store: Annotated[StoreUrl | None, Meta(description="default directory on the parallel file system")] = None
     budget_nbytes: Annotated[int, Meta(ge=0, extra=_SIZE, description="most the arena may hold; 0: found out")] = 0
     slots_per_rank: Annotated[int, Meta(ge=2, le=64, description="reusable slots of each rank")] = 3
     stage_timeout_s: Annotated[

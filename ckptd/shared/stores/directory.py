@@ -75,6 +75,14 @@ class DirectoryFiles:
         """Sorted."""
         return self._layer.listdir(self.where(folder) if folder else self.location)
 
+    def below(self, name: str) -> "DirectoryFiles":
+        """As StoredFiles."""
+        return DirectoryFiles(self.where(name), self.integrity, self._layer)
+
+    def modified(self, name: str) -> float:
+        """As StoredFiles."""
+        return os.stat(self.where(name)).st_mtime
+
     def size(self, name: str) -> int:
         """As StoredFiles."""
         return self._layer.size(self.where(name))

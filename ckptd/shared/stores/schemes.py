@@ -5,7 +5,7 @@ import os
 from typing import Any, NamedTuple
 
 from ckptd.shared.base.errors import UsageError
-from ckptd.shared.format.integrity import Integrity
+from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.stored_files import StoredFiles
 
 
@@ -48,9 +48,28 @@ def open_files(location: str, integrity: Integrity) -> StoredFiles:
     return made
 
 
+def is_there(location: str) -> bool:
+    """Whether anything lies at a location that can have files. Raises OSError."""
+    try:
+        open_files(location, XXH3).names()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def is_store_url(location: str) -> bool:
+    """Whether it is the URL of a kind of store that there is; False for a path."""
+    return is_url(location) and location.partition(_MARK)[0] in KINDS
+
+
+def normal(location: str) -> str:
+    """The one spelling of a location."""
+    return location.rstrip("/") if is_url(location) else os.path.normpath(location)
+
+
 def absolute(location: str) -> str:
-    """The location without a word that depends on this process."""
-    return location if is_url(location) else os.path.abspath(location)
+    """As normal, and independent of this process's directory."""
+    return normal(location) if is_url(location) else os.path.abspath(location)
 
 
 def real(location: str) -> str:

@@ -37,9 +37,11 @@ from ckptd.shared.format.manifest import (
 )
 from ckptd.shared.protocol.publication import Intents
 from ckptd.store.facts import CommitOutcome, Committer
-from ckptd.store.posix.incarnations import check_counted, forget_superseded, mark_superseded, taken_over_by
+from ckptd.store.numbers import check_counted, forget_superseded, mark_superseded, taken_over_by
 from ckptd.store.posix.publish import mark_unpublished, publish
-from ckptd.store.posix.scan import Place, committed_at, files_at, read_vote, vote_names
+from ckptd.store.posix.records import PosixRecords
+from ckptd.store.posix.scan import Place, committed_at, files_at
+from ckptd.store.scan import read_vote, vote_names
 from ckptd.store.stock_files import stock_files
 from ckptd.system import failpoints
 from ckptd.system.files import FileLayer, is_temp
@@ -77,9 +79,9 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     damaged or missing, a file is absent or has another size, or another save has the final name. writer: program and
     version. intents: where this user wants a trainer's files, of this save and of newer ones.
     """
-    place = Place(key, save)
+    place, records = Place(key, save), PosixRecords(fs, key)
     if by is not None:
-        check_counted(fs, key, save)
+        check_counted(records, save)
     committed, left_out = committed_at(fs, place), ""
     if committed is None:
         try:
@@ -94,12 +96,12 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     # Whoever made the job's directory may have died before it synced the directory above.
     fs.fsync_dir(key.store)
     failpoints.reach("commit.after-parent-sync")
-    taken_over = taken_over_by(fs, key, save, by) if by is not None else 0
+    taken_over = taken_over_by(records, save, by) if by is not None else 0
     if taken_over:
-        note = mark_superseded(fs, key, save.dirname, taken_over)
+        note = mark_superseded(records, save.dirname, taken_over)
         return CommitOutcome(committed, note, taken_over, published=False)
     if by is not None:
-        forget_superseded(fs, key, save.dirname)  # of a committer that knew less of the sessions that are over
+        forget_superseded(records, save.dirname)  # of a committer that knew less of the sessions that are over
     note = set_latest(fs, place)
     failpoints.reach("commit.after-latest")
     unpublished = publish(fs, key, save, intents)
@@ -109,7 +111,8 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
 
 def _write_and_rename(fs: FileLayer, place: Place, writer: str) -> tuple[Committed, str]:
     """The commit's record, and why there is no `.metadata`, if it was asked for."""
-    votes = [read_vote(fs, place, node) for node in vote_names(fs, place)]
+    unfinished = files_at(fs, place.partial)
+    votes = [read_vote(unfinished, place.key.job, place.save, node) for node in vote_names(unfinished)]
     manifest = make_manifest(votes, save=place.save, writer=writer, integrity=fs.integrity)
     _check_files(fs, place, manifest)
     failpoints.reach("commit.before-manifest")

@@ -19,7 +19,8 @@ from ckptd.shared.base.ids import StoreId, is_job_name
 from ckptd.shared.base.wording import cut
 from ckptd.shared.files.mounts import Mount, mount_of, parse_mountinfo
 from ckptd.shared.format.committed import identify
-from ckptd.store.posix.scan import committed_dirs, files_at
+from ckptd.store.posix.scan import files_at
+from ckptd.store.scan import names_of
 from ckptd.system.files import FileLayer, temp_name
 
 STORE_FILE: Final = ".store-id"
@@ -115,7 +116,7 @@ def id_on_store(fs: FileLayer, store: str, job: str) -> StoreId | None:
 def _id_in_manifests(fs: FileLayer, store: str, job: str) -> StoreId | None:
     """The id in the newest checkpoint of the job that can be read."""
     directory = os.path.join(store, job)
-    for name in committed_dirs(fs, directory):
+    for name in names_of(files_at(fs, directory)):
         try:
             return identify(files_at(fs, os.path.join(directory, name)), job=job).store_id
         except (OSError, CkptdError):

@@ -17,12 +17,13 @@ from ckptd.shared.format.manifest import (
     LATEST,
 )
 from ckptd.shared.protocol.publication import Intents
+from ckptd.store.numbers import forget_superseded
 from ckptd.store.posix.commit import set_latest
-from ckptd.store.posix.incarnations import forget_superseded
 from ckptd.store.posix.links import is_linked_to
-from ckptd.store.posix.pins import pinned
 from ckptd.store.posix.publish import publish
-from ckptd.store.posix.scan import Place, committed_at, job_dir, scan
+from ckptd.store.posix.records import PosixRecords
+from ckptd.store.posix.scan import Place, committed_at, job_dir, of_job, scan
+from ckptd.store.scan import pinned
 from ckptd.system import failpoints
 from ckptd.system.files import FileLayer, is_temp
 
@@ -33,7 +34,7 @@ def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents
     Raises CkptdError for the newest, and for one whose files cannot be published: it stays. Raises DamagedError for
     what is no valid checkpoint, and when another run's has its name.
     """
-    if save.dirname in pinned(fs, key):
+    if save.dirname in pinned(of_job(fs, key)):
         return False
     if committed_at(fs, Place(key, save)) is None:
         return True
@@ -62,10 +63,10 @@ def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents
         raise CkptdError(f"{Place(key, save).final} stays: {note}", hint="free space on the store, or raise the quota")
     failpoints.reach("remove.before-rename")
     trash = _to_trash(fs, Place(key, save).final)
-    if trash is not None and save.dirname in pinned(fs, key):  # somebody was told so since we looked
+    if trash is not None and save.dirname in pinned(of_job(fs, key)):  # somebody was told so since we looked
         fs.rename(trash, Place(key, save).final)
         return False
-    forget_superseded(fs, key, save.dirname)
+    forget_superseded(PosixRecords(fs, key), save.dirname)
     _empty(fs, trash)
     return True
 

@@ -1,26 +1,27 @@
 """The store in a directory, as ``ckptd.store.interface`` has it: names to paths, each call in its own file beside."""
 
 import contextlib
-import math
 import os
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
 
 from ckptd.shared.base.errors import CkptdError
-from ckptd.shared.base.ids import JobKey, SaveId, StoreId, is_job_name, parse_dirname, parse_partial_dirname
-from ckptd.shared.format.committed import INCARNATIONS_DIR, TRASH_PREFIX
+from ckptd.shared.base.ids import JobKey, SaveId, StoreId
+from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.integrity import XXH3, Integrity
-from ckptd.shared.format.manifest import COMMITTED, LATEST, Vote
+from ckptd.shared.format.manifest import LATEST, Vote
 from ckptd.shared.protocol.publication import Intents, Publication
-from ckptd.store.facts import CommitOutcome, Committer, Scan, Taker
+from ckptd.store.facts import CommitOutcome, Committer
 from ckptd.store.image import Flow
-from ckptd.store.interface import NO_INTENTS, Draft, OpenImage, Standing, Store
-from ckptd.store.posix import commit, incarnations, pins, publish, removal
+from ckptd.store.interface import NO_INTENTS, Draft, OpenImage, Store
+from ckptd.store.posix import commit, publish, removal
 from ckptd.store.posix.draft import PosixDraft
 from ckptd.store.posix.identity import STORE_FILE, id_on_store, make_store, store_id_at, where
 from ckptd.store.posix.image_writer import put_files
 from ckptd.store.posix.in_the_way import explain
-from ckptd.store.posix.scan import Place, committed_dirs, job_dir, save_at, scan
+from ckptd.store.posix.probe import probe
+from ckptd.store.posix.records import PosixRecords
+from ckptd.store.posix.scan import Place, job_dir, save_at
+from ckptd.store.records import JobRecords
 from ckptd.system.files import FileLayer
 
 
@@ -46,11 +47,8 @@ class PosixStore(Store):
             return "there is no such directory"
         return f"the directory there has no {STORE_FILE}"
 
-    def take(self, job: str, by: Taker, at_least: int = 1, until: float = math.inf) -> int:
-        return incarnations.take(self._fs, self._key(job), by, at_least, until)
-
-    def claim(self, job: str, number: int, by: Taker) -> bool:
-        return incarnations.claim(self._fs, self._key(job), number, by)
+    def records(self, job: str) -> JobRecords:
+        return PosixRecords(self._fs, self._key(job))
 
     def put_files(self, job: str, save: SaveId, files: Sequence[OpenImage], flow: Flow) -> bool:
         return put_files(self._fs, self._place(job, save), files, flow)
@@ -65,41 +63,10 @@ class PosixStore(Store):
             self.check(by.store_id)
         return commit.commit(self._fs, self._key(job), save, writer, by, intents)
 
-    def jobs(self) -> list[str]:
-        return sorted(filter(is_job_name, os.listdir(self.url)))
-
-    def has_job(self, job: str) -> bool:
-        try:
-            names = os.listdir(job_dir(self._key(job)))
-        except NotADirectoryError:
-            return False
-        return any(name == INCARNATIONS_DIR or parse_dirname(name) or parse_partial_dirname(name) for name in names)
-
-    def scan(self, job: str) -> Scan:
-        return scan(self._fs, self._key(job))
-
-    def names(self, job: str) -> list[str]:
-        return committed_dirs(self._fs, job_dir(self._key(job)))
-
-    def standings(self, job: str) -> tuple[dict[str, Standing], list[str]]:
-        key, problems = self._key(job), []
-        late, kept, latest = incarnations.superseded(self._fs, key), frozenset[str](), ""
-        try:
-            kept = pins.pinned(self._fs, key)
-        except OSError as error:
-            problems.append(str(error))
+    def latest(self, job: str) -> str:
         with contextlib.suppress(OSError):
-            latest = self._fs.readlink(os.path.join(job_dir(key), LATEST)).rstrip("/")
-        found = {}
-        for name in self.names(job):
-            with contextlib.suppress(FileNotFoundError):  # it is no checkpoint, or was removed meanwhile
-                path = os.path.join(job_dir(key), name)
-                found[name] = Standing(
-                    committed_at=_moment(os.stat(os.path.join(path, COMMITTED)).st_mtime), latest=name == latest,
-                    pinned=name in kept, unpublished=publish.is_unpublished(self._fs, key, name),
-                    superseded=late.get(name, 0),
-                )  # fmt: skip
-        return found, problems
+            return self._fs.readlink(os.path.join(job_dir(self._key(job)), LATEST)).rstrip("/")
+        return ""
 
     def remove(self, job: str, save: SaveId, intents: Intents = NO_INTENTS) -> bool:
         return removal.remove_checkpoint(self._fs, self._key(job), save, intents)
@@ -113,9 +80,6 @@ class PosixStore(Store):
         with contextlib.suppress(FileNotFoundError):
             return [f"{job_dir(key)}/{n}" for n in self._fs.listdir(job_dir(key)) if n.startswith(TRASH_PREFIX)]
         return []
-
-    def pin(self, job: str, name: str, *, pinned: bool = True) -> bool:
-        return (pins.pin if pinned else pins.unpin)(self._fs, self._key(job), name)
 
     def publish(self, job: str, intents: Intents, own_part: SaveId | None = None) -> tuple[list[SaveId], list[str]]:
         if own_part is None:
@@ -144,6 +108,9 @@ class PosixStore(Store):
     def space(self) -> tuple[int, int]:
         return self._fs.space(self.url)
 
+    def probe(self) -> Iterator[dict[str, object]]:
+        return probe(self.url)
+
     def explain(self, error: OSError) -> tuple[str, str]:
         return explain(error, self.url)
 
@@ -152,11 +119,3 @@ class PosixStore(Store):
 
     def _place(self, job: str, save: SaveId) -> Place:
         return Place(self._key(job), save)
-
-
-def _moment(seconds: float) -> datetime:
-    """The time of a file; the last there is for one beyond the calendar, which some file systems can keep."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError):
-        return datetime.max.replace(tzinfo=UTC)

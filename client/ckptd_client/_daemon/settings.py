@@ -21,6 +21,7 @@ from ckptd.shared.format.schemes import DEFAULT, Scheme
 from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.protocol.messages import Cadence
 from ckptd.shared.protocol.topology import MIN_SET_SIZE
+from ckptd.shared.stores.schemes import is_store_url, normal
 from ckptd_client._local.argument_checks import as_flag, as_seconds, looks_like_path
 from ckptd_client._state.naming import Named
 from ckptd_client._state.sampling import DRAINED, Verify
@@ -40,6 +41,8 @@ def job_key(job: object, store: object, configured: Callable[[], str]) -> JobKey
         text = f"{reprlib.repr(name)} is no name for a job" if name != "" else "the job has no name"
         raise ConfigError(text, hint=_job_hint(name))
     where = as_path("store", store) if store is not None else os.environ.get("CKPTD_STORE", "") or configured()
+    if is_store_url(where) and len(where) < MAX_STORE_CHARS:
+        return JobKey(normal(where), name)
     _check_local("store", where, "connect(store=...)")
     if not os.path.isabs(where) or len(where) >= MAX_STORE_CHARS:
         hint = "connect(store=...), CKPTD_STORE, or the daemon's own setting: a directory on the parallel file system"

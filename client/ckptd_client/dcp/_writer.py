@@ -18,6 +18,7 @@ from ckptd.shared.format.layout import VERSION, Leaf, Leaves, encode
 from ckptd.shared.format.replica_shares import Share, not_compared
 from ckptd.shared.protocol.messages import Milestone
 from ckptd.shared.protocol.publication import Publication
+from ckptd.shared.stores.schemes import absolute
 from ckptd_client._connect import connect
 from ckptd_client._daemon.settings import as_step
 from ckptd_client._local.save_record import SaveRecord, check_milestone
@@ -38,7 +39,7 @@ _NUMBER = re.compile(r"(\d+)\D*\Z")
 
 def _of_a_path(path: str, settings: dict[str, Any]) -> dict[str, Any]:
     """The settings with store and job of a job's directory. Raises UsageError for a path that has not both."""
-    store, job = os.path.split(os.path.abspath(path))
+    store, job = os.path.split(absolute(path))
     twice = sorted({"store", "job"} & settings.keys())
     if twice:
         raise UsageError(f"a path and {', '.join(twice)}: the path names both", hint=f"CkptdWriter({path!r})")

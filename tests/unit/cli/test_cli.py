@@ -500,7 +500,7 @@ def test_pin_where_nobody_may_write_is_told(ckptd, many, monkeypatch):
     def refuse(self, path):
         raise OSError(30, "Read-only file system", path)
 
-    monkeypatch.setattr(FileLayer, "create_exclusive", refuse)
+    monkeypatch.setattr(FileLayer, "publish_once", refuse)
     code, out, err = ckptd("pin", str(many / "job/latest"))
     assert (code, out) == (1, "")
     assert "Read-only file system" in err

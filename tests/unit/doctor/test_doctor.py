@@ -13,6 +13,7 @@ from ckptd.arena.budget import Budget, Limit
 from ckptd.doctor import probe, probe_store, rules, run
 from ckptd.doctor.rules import ArenaFacts, StoreFacts, Verdict
 from ckptd.shared.files.mounts import Mount
+from ckptd.store.posix.probe import SAMPLE_NBYTES
 
 GIB = 1 << 30
 SHM = Mount("/", "/dev/shm", "tmpfs", ("rw", "size=16G"))
@@ -231,7 +232,7 @@ def test_probing_a_real_store(tmp_path):
     assert facts.finished
     assert facts.error == ""
     assert facts.rename_error == ""
-    assert facts.sample_nbytes == probe_store.SAMPLE_NBYTES
+    assert facts.sample_nbytes == SAMPLE_NBYTES
     assert facts.fsync_s is not None
     assert facts.free_nbytes
     assert list(tmp_path.iterdir()) == []

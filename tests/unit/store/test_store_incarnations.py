@@ -11,10 +11,11 @@ import pytest
 from ckptd.shared.base.errors import CkptdError, WrongStoreError
 from ckptd.shared.base.ids import JobKey, SaveId, incarnation_at
 from ckptd.store.facts import Committer, Taker
+from ckptd.store.numbers import KEPT_RECORDS
 from ckptd.store.posix.commit import commit
-from ckptd.store.posix.incarnations import KEPT_RECORDS, claim, records_of, superseded, take, taken_over_by
 from ckptd.store.posix.scan import scan
 from ckptd.system.files import FileLayer
+from tests.records import claim, records_of, superseded, take, taken_over_by
 from tests.runs import OTHER_RUN, RUN, STORE_ID, TAKER, give_id
 from tests.unit.store.test_store import committed, drained
 
