@@ -260,7 +260,7 @@ class Store(abc.ABC):
             problems.append(str(error))
         found = {}
         for name in self.names(job):
-            with contextlib.suppress(FileNotFoundError):  # it is no checkpoint, or was removed meanwhile
+            with contextlib.suppress(OSError):  # it is no checkpoint, or was removed meanwhile
                 found[name] = Standing(
                     committed_at=_moment(files.below(name).modified(COMMITTED)), latest=name == latest,
                     pinned=name in kept, unpublished=UNPUBLISHED in files.below(name).names(),
