@@ -1,4 +1,4 @@
-"""What ckptd asks of a store: the one interface of all kinds of store. ``ckptd.store.schemes`` opens one by its URL.
+"""The interface of all kinds of store. ``ckptd.store.schemes`` opens a store by its URL.
 
 A store keeps jobs, a job checkpoints, a checkpoint files. It is opened by one process and used by several threads at
 once; other processes, on other nodes, use it at the same time. It keeps nothing in memory that another process must
@@ -6,8 +6,8 @@ know. Each call blocks for as long as the store does, may be repeated after a fa
 what the store refuses, CkptdError for all else. What a call has changed is on the medium when it returns.
 
 A checkpoint is unfinished until ``commit`` has returned anywhere: until then no reader sees it, afterwards every reader
-sees all of it. In between nothing may be seen, whatever process dies. How that is done is the store's own matter: a
-file system renames a directory, an object store puts one object on condition that it is not there.
+sees all of it, whatever process dies meanwhile. Each kind of store does that in its own way: a file system renames a
+directory, an object store puts one object on condition that it is not there.
 
 Names in a checkpoint have at most one folder, as ``votes/node1``. Bytes are proved by ``integrity``, in whatever way
 they are read. Nothing that lies on a store is an order: it names no path outside of it, and no size that is believed.
@@ -43,7 +43,7 @@ NO_INTENTS: Intents = MappingProxyType({})
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """What is so of a committed checkpoint beside its records. superseded: the incarnation that took the job over."""
+    """Facts of a committed checkpoint beside its records. superseded: the incarnation that took the job over."""
 
     committed_at: datetime
     latest: bool = False
@@ -71,7 +71,7 @@ class Draft(Protocol):
 class Store(abc.ABC):
     """One store, by its URL: what jobs are saved to. A subclass per kind of store; see the module.
 
-    What is abstract every store has; the rest has a default that suits a store without it.
+    Abstract methods are what every kind of store must have; the others have a default.
     """
 
     def __init__(self, url: str, integrity: Integrity) -> None:
@@ -86,7 +86,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def make(self, store_id: StoreId | None) -> tuple[StoreId, list[str]]:
-        """The store, made if it is new, its id on record, and warnings. Of all that make it at once one id counts.
+        """The store, made if it is new, its id on record, and warnings. Of several makers one id counts.
 
         store_id: known from checkpoints, though the record may be lost; None: a new one.
         """
@@ -208,7 +208,7 @@ class Store(abc.ABC):
     def commit(
         self, job: str, save: SaveId, writer: str, by: Committer | None = None, intents: Intents = NO_INTENTS
     ) -> CommitOutcome:
-        """The checkpoint committed, made from the votes alone; at once when it is already, by whomever.
+        """The checkpoint committed, made from the votes alone. One that is committed already stays as it is.
 
         by: the session that commits; the outcome names another one that took the job over before this was committed.
         None: the user's own commit, not fenced. writer: program and version. intents: where this user wants a trainer's
@@ -223,11 +223,11 @@ class Store(abc.ABC):
         """The records of the job, in whose location its checkpoints are, by final or partial names."""
 
     def files(self, job: str) -> StoredFiles:
-        """What lies at the job's location."""
+        """The files at the job's location."""
         return self.records(job).files
 
     def jobs(self) -> list[str]:
-        """What may be jobs, by their names alone, in order. Raises OSError where there is no store."""
+        """Names that jobs can have, in order. Raises OSError where there is no store."""
         return list(filter(is_job_name, open_files(self.url, self.integrity).names()))
 
     def has_job(self, job: str) -> bool:
@@ -239,11 +239,11 @@ class Store(abc.ABC):
         return any(name == INCARNATIONS_DIR or parse_dirname(name) or parse_partial_dirname(name) for name in names)
 
     def scan(self, job: str) -> Scan:
-        """What the job has; empty if the store or the job is not there. Raises nothing: problems are in it."""
+        """The job's checkpoints and records; empty without the store or the job. Raises nothing: problems are in it."""
         return scan(self.files(job))
 
     def names(self, job: str) -> list[str]:
-        """Names of what are checkpoints by their names, newest incarnation and step first. None without the job."""
+        """Names that checkpoints can have, newest incarnation and step first. None without the job."""
         return names_of(self.files(job))
 
     def latest(self, job: str) -> str:
@@ -282,9 +282,9 @@ class Store(abc.ABC):
         """The unfinished checkpoint removed, also under a late writer, who gets an OSError. Never a committed one."""
 
     def sweep(self, job: str, *, all_of_it: bool = True) -> list[str]:
-        """What crashed processes left removed. Locations of what stays.
+        """Removes the leftovers of crashed processes. Returns the locations of those that stay.
 
-        all_of_it: also what a living daemon may be at work on, which only that daemon knows.
+        all_of_it: also files that a living daemon of the job may be making; for that daemon alone.
         """
         del job, all_of_it
         return []
@@ -304,7 +304,7 @@ class Store(abc.ABC):
         return [], [f"{self.url} cannot publish files" for _ in intents]
 
     def publish_to(self, job: str, name: str, to: Publication) -> list[str]:
-        """Where somebody has typed it: the trainer's names of the files. Raises UsageError, DamagedError."""
+        """Publishes to a place that a user typed. The trainer's names of the files. Raises UsageError, DamagedError."""
         del to
         raise UsageError(f"{self.url} cannot publish files", hint=f"ckptd export {self.url}/{job}/{name} OUT")
 
@@ -341,7 +341,7 @@ class Store(abc.ABC):
             yield {"error": error.strerror or str(error)}
 
     def explain(self, error: OSError) -> tuple[str, str]:
-        """What to say of an error of this store, and what to type."""
+        """Message and hint for an error of this store."""
         return str(error), ""
 
 

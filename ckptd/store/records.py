@@ -13,8 +13,8 @@ class JobRecords(Protocol):
     def put(self, name: str, data: bytes, *, new: bool = False) -> bool:
         """The record written, and on the medium with its name when this returns. The job need not be there yet.
 
-        new: only if there is none. Of all that put one at once one is told True; a process that is killed meanwhile may
-        leave an empty one. Without new the last one counts.
+        new: only if there is none. Of several processes that put one at once, one gets True; a process that is killed
+        meanwhile may leave an empty record. Without new the last one counts.
         """
 
     def drop(self, name: str) -> bool:

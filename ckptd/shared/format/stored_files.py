@@ -1,4 +1,4 @@
-"""How files are read from a store: what every reader of a checkpoint uses, and every kind of store implements."""
+"""How files are read from a store: each reader of a checkpoint uses this, each kind of store implements it."""
 
 from typing import Protocol
 
@@ -26,8 +26,8 @@ class StoredFile(Protocol):
 class StoredFiles(Protocol):
     """The files at one location of a store: a checkpoint's, as a rule.
 
-    Names have at most one folder, as ``votes/node1``. Only files are read: what else has the name of one, a link, a
-    pipe, raises OSError, at once. integrity: how what is read must be proved; by a keyed one, with that key.
+    Names have at most one folder, as ``votes/node1``. Only regular files are read: a link or a pipe raises OSError, at
+    once. integrity: how what is read must be proved; by a keyed one, with that key.
     """
 
     location: str  # printable; ends in the name of what lies there

@@ -10,7 +10,7 @@ from ckptd.shared.format.stored_files import StoredFiles
 
 
 class Kind(NamedTuple):
-    """Where a kind of store is, as module:class."""
+    """The two classes of a kind of store, each as module:class."""
 
     files: str  # a StoredFiles, made of a location and an integrity: the side that a training imports
     store: str  # a ckptd.store.interface.Store, made of a URL and an integrity
@@ -37,13 +37,13 @@ def kind_of(location: str) -> Kind:
 
 
 def loaded(name: str) -> Any:
-    """What a module:class stands for."""
+    """The class that module:class names."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def open_files(location: str, integrity: Integrity) -> StoredFiles:
-    """What lies at a location, to be read. Touches nothing. Raises UsageError for an unknown scheme."""
+    """The files at a location, to be read. Touches nothing. Raises UsageError for an unknown scheme."""
     made: StoredFiles = loaded(kind_of(location).files)(location, integrity)
     return made
 
