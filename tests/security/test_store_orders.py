@@ -27,7 +27,8 @@ from ckptd.store.image import Flow, Image
 from ckptd.store.posix import commit, removal
 from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
 from ckptd.store.posix.publish import publish
-from ckptd.store.posix.scan import Place
+from ckptd.store.posix.scan import Place, files_at
+from ckptd.store.scan import read_vote
 from ckptd.system.files import FileLayer
 from tests import pythons
 from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
@@ -278,7 +279,8 @@ def a_pin(fs, place):
 
 
 def a_vote(fs, place):
-    commit.write_vote(fs, place.key, commit.read_vote(fs, place, "node0")[0])
+    vote, _ = read_vote(files_at(fs, place.partial), place.key.job, place.save, "node0")
+    commit.write_vote(fs, place.key, vote)
 
 
 def a_drain(fs, place):
