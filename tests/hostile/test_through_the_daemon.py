@@ -10,7 +10,8 @@ from ckptd.cli import invoke
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.store.posix import commit, removal
-from ckptd.store.posix.scan import Place, scan
+from ckptd.store.posix.scan import Place, files_at, scan
+from ckptd.store.scan import read_vote
 from ckptd.system.files import FileLayer
 from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
 from tests.cluster import Node
@@ -64,7 +65,9 @@ def cut(path):
 
 
 def edit_vote(path, **changes):
-    raw = forge.plain(commit.read_vote(FileLayer(), place_of(path), path.name)[0])
+    place = place_of(path)
+    vote, _ = read_vote(files_at(FileLayer(), place.partial), place.key.job, place.save, path.name)
+    raw = forge.plain(vote)
     raw["files"][0] |= changes.pop("record", {})
     path.write_bytes(forge.sealed(forge.msgspec.msgpack.encode(raw | changes)))
 
