@@ -82,7 +82,7 @@ def bases(node, known):
 
 PROVED = with_derived((name, one) for name, tree in TREES.items() for one in takes_integrity(tree)) - {
     ("ckptd.shared.protocol.messages", "NodeInfo"),  # tells of it
-    ("ckptd.system.config", "Config"),
+    ("ckptd.shared.settings.config", "Config"),
     ("ckptd_client._connect", "connect"),  # a user's
     ("ckptd_client._daemon.settings", "Proof"),
     ("ckptd.checkpoint.export.read", "SourceFile"),  # other programs' files have no digests

@@ -215,7 +215,7 @@ def test_a_copy_whose_begin_is_interrupted_ends_nothing_of_anybody_elses(when, l
 
 def test_the_document_names_every_writer():
     with open(os.path.join(ROOT, "docs/failures.md")) as file:
-        text = file.read().split("## Who may write", 1)[1].split("\n## ", 1)[0]
+        text = file.read().split("## Which code may write", 1)[1].split("\n## ", 1)[0]
     assert all(f"`{writer.__name__}`" in text for writer in WRITERS)
 
 
