@@ -41,6 +41,14 @@ def test_the_dcp_example_goes_on_where_it_ended(node):
     assert [name.partition(".")[0] for name in steps(node, "dcp-example")][-1] == "step-000000059"
 
 
+def test_the_trainer_of_the_example_goes_on_where_it_ended(node):
+    path = program("docs/integrations.md", "A complete example", node)
+    for first in (0, 30):
+        said = node.complete(sys.executable, path, timeout_s=100, PYTHONWARNINGS="ignore")
+        assert f"starting at step {first}\n" in said
+        assert os.path.exists(os.path.join(node.store, "my-run", f"step-{first + 30}", "model.pt"))
+
+
 def test_the_first_save_of_the_readme_goes_on_where_it_ended_and_each_reader_reads_it(node):
     path = program("README.md", "A first save", node)
     for first in (0, 100):

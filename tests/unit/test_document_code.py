@@ -25,6 +25,7 @@ RUN_BY = {
     "README.md: A first save": "tests/interop/test_documents.py",
     "docs/client.md: Whole weights": "tests/interop/test_documents.py",
     "docs/dcp.md: A complete example": "tests/interop/test_documents.py",
+    "docs/integrations.md: A complete example": "tests/interop/test_documents.py",
     "docs/operations.md: Before it is killed": "tests/interop/test_documents.py",
     "docs/readers.md: Five ways": "tests/interop/test_documents.py",
     "docs/deepspeed.md: A complete example": "tests/frameworks/test_documents.py",
