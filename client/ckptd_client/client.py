@@ -327,7 +327,7 @@ class Client(Preemptible):
         return handle_of(save_files(self._staging, files, step, publication, drain=drain))
 
     def are_still(self, handle: SaveHandle, files: Mapping[str, TrainerFile]) -> bool:
-        """Returns whether these files still have the very bytes that `save_files` staged of them, in their slot too.
+        """Returns whether the files still have the bytes that the save of `handle` staged of them, in its slot too.
 
         Compares all bytes of this rank's files, and raises what pickling a TorchFile raises.
         """

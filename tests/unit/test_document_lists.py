@@ -1,6 +1,8 @@
 """The lists of documents are complete: the nav, docs/README.md, the decisions, llms.txt, the API pages."""
 
 import ast
+import importlib
+import inspect
 import re
 
 from scripts.documents import COMMAND, ROOT, decisions, outputs, sections, wrapped
@@ -31,17 +33,63 @@ def public_names(module):
     return set()
 
 
+def shown():
+    """Names on the API pages."""
+    text = "".join(path.read_text() for path in sorted((ROOT / "docs" / "api").glob("*.md")))
+    return re.findall(r"^::: (\S+)$", text, flags=re.MULTILINE)
+
+
 def test_the_api_pages_have_every_public_name():
-    text = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
-    shown = re.findall(r"^::: (\S+)$", text, flags=re.MULTILINE)
-    assert len(shown) == len(set(shown))
+    names = shown()
+    assert len(names) == len(set(names))
     public = public_names("ckptd_client") | public_names("ckptd_client.dcp")
-    assert {name for name in shown if not name.startswith("ckptd_client.integrations.")} == public
+    assert {name for name in names if not name.startswith("ckptd_client.integrations.")} == public
     modules = {path.stem for path in (ROOT / "client/ckptd_client/integrations").glob("[a-z]*.py")}
-    assert {name.split(".")[2] for name in shown if name.startswith("ckptd_client.integrations.")} == modules
+    assert {name.split(".")[2] for name in names if name.startswith("ckptd_client.integrations.")} == modules
 
 
 def test_a_long_line_is_wrapped_and_a_link_is_not():
     lines = wrapped("- [a b c](d.md): " + "word " * 30, width=40)
     assert max(map(len, lines)) <= 40
     assert lines[0].startswith("- [a b c](d.md):")
+
+
+def documented():
+    """(name, object) of each function, class and public method on the API pages that has arguments."""
+    for name in shown():
+        module, _, last = name.rpartition(".")
+        found = getattr(importlib.import_module(module), last)
+        if not inspect.isclass(found) or re.search(
+            "Args:|Attributes:", inspect.getdoc(found) or ""
+        ):  # one that users make
+            yield name, found
+        if inspect.isclass(found) and not issubclass(found, Exception):
+            methods = {n: m for base in found.__mro__ for n, m in vars(base).items() if inspect.isfunction(m)}
+            yield from ((f"{name}.{n}", m) for n, m in methods.items() if not n.startswith("_") and ours(m))
+
+
+def ours(function):
+    return function.__module__ in ("ckptd_client.client", "ckptd_client._preempt.preemption", "ckptd_client.files")
+
+
+def undocumented(found):
+    """Arguments that the docstring does not name."""
+    taken = [
+        one
+        for one in inspect.signature(found).parameters.values()
+        if one.kind != one.VAR_KEYWORD and one.name != "args"
+    ]
+    names = [one.name for one in taken if one.name != "self" and not one.name.startswith("_")]
+    return [name for name in names if not re.search(rf"\b{name}\b", inspect.getdoc(found) or "")]
+
+
+def test_docstrings_of_the_api_name_every_argument():
+    missing = {name: lacking for name, found in documented() if (lacking := undocumented(found))}
+    assert missing == {}
+
+
+def test_an_argument_that_is_not_documented_is_found():
+    def function(first, second):
+        """Adds first."""
+
+    assert undocumented(function) == ["second"]
