@@ -8,19 +8,22 @@ from ckptd_client._local.save_record import SaveRecord
 
 
 class SaveHandle:
-    """One save's fate. ``milestone`` and ``end`` are as of the last news; reading them fetches what has come."""
+    """The progress of one save on this rank.
+
+    `milestone` and `end` first take in the updates that the daemon has sent.
+    """
 
     def __init__(self, record: SaveRecord) -> None:
         self._record = record
 
     @property
     def step(self) -> int:
-        """The training step."""
+        """The number of the step."""
         return self._record.step
 
     @property
     def save_id(self) -> SaveId:
-        """Incarnation, counter and step: the checkpoint's identity."""
+        """The identity of the checkpoint: run, incarnation, counter and step."""
         return self._record.save_id
 
     @property
@@ -30,26 +33,41 @@ class SaveHandle:
 
     @property
     def end(self) -> End | None:
-        """How it ended, None while more can come."""
+        """How the save ended, None while more can come.
+
+        "durable", "kept" (not due for a drain), "superseded", "skipped", "abandoned" or "failed".
+        """
         return self._record.end
 
     @property
     def reason(self) -> str:
-        """Why it ended so, or what went wrong."""
+        """Why it ended so, or what went wrong. Empty if nothing did."""
         return self._record.reason
 
     @property
     def stall_s(self) -> float:
-        """Seconds that ``save`` held up the caller."""
+        """Seconds that `save` held up the caller."""
         return self._record.stall_s
 
     def wait(self, milestone: str = "staged", timeout_s: float | None = None) -> "SaveHandle":
-        """Blocks until the milestone is reached; a higher one counts, so a durable save is a protected one.
+        """Blocks until the save has reached the milestone; a higher one counts, so a durable save is a protected one.
 
-        Raises SaveFailedError, with the reason, as soon as it is out of reach; WaitTimeoutError after timeout_s.
-        Without redundancy (none is asked for, or there is one node only) "protected" takes a drain: it is waited for
-        if this save is due for one, else it is out of reach once staged. With it, a save that ended ``kept`` can be
-        protected until a newer one is staged; a lost node delays that until its set is whole again, so give timeout_s.
+        Without redundancy (none asked for, or a single node) "protected" takes a drain: it is reached if this save is
+        due for one, else it is out of reach once the save is staged. With redundancy a save that ended as "kept" can be
+        protected until a newer one is staged; a lost node delays that until its set is complete again, so pass
+        `timeout_s`.
+
+        Args:
+            milestone: "staged", "protected" or "durable".
+            timeout_s: Most seconds to wait. Default: no limit.
+
+        Returns:
+            This handle.
+
+        Raises:
+            SaveFailedError: The milestone is out of reach, as soon as that is known; with the reason.
+            WaitTimeoutError: It was not reached in time; it may still be.
+            UsageError: No milestone has that name.
         """
         self._record.wait(milestone, timeout_s)
         return self
