@@ -305,7 +305,22 @@ def test_damage_is_found_and_named(store):
         load_from(other.location, a_state(), Group(0, 2, "test"), integrity=other.integrity)
 
 
-def test_a_kind_of_store_that_there_is_not():
-    with pytest.raises(UsageError, match="nowhere://x: ckptd has no store for nowhere://") as caught:
-        open_store("nowhere://x", XXH3)
+LOCATION = "nowhere://bucket/store/demo/step-000000100.i0001"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: open_store(LOCATION, XXH3),
+        lambda: jobs_at(LOCATION),
+        lambda: verify_path(LOCATION),
+        lambda: export(Order(source=LOCATION, out="/nowhere")),
+        lambda: load_from(LOCATION, a_state(), Group(0, 1, "test")),
+        lambda: CkptdReader(LOCATION).read_metadata(),
+    ],
+    ids=["a store", "jobs", "verify", "export", "load_from", "CkptdReader"],
+)
+def test_a_kind_of_store_that_does_not_exist(read):
+    with pytest.raises(UsageError, match=r"nowhere://.*: ckptd has no store for nowhere://") as caught:
+        read()
     assert "a path" in caught.value.hint
