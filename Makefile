@@ -13,16 +13,17 @@ SOURCES := pyproject.toml constraints.txt
 COUNT ?= 1000
 NODES ?= 64
 SEED ?= 0
-WORKERS ?= 2
+WORKERS ?= 3
 UNIT ?= $(addprefix tests/unit/,core shared cli checkpoint/test_export.py checkpoint/test_export_zero.py checkpoint/test_verify.py parity/test_code.py parity/test_table.py) tests/property
 CLUSTER ?= long
 FORM ?= long
+SHARE ?=
 
 # Some machines forbid Python to keep what it compiled. Tests start thousands of interpreters: each would compile
 # ckptd anew, which is a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo unit test simulate simulate-slow mutants test-matrix frameworks-test golden golden-wire bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel faults histories kills polite mistakes cluster-test docs clean
+.PHONY: help venv demo unit test simulate simulate-slow mutants test-matrix frameworks-test golden golden-wire bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel longest faults histories kills polite mistakes cluster-test docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,8 +36,11 @@ demo: $(TORCH) ## train, kill, restore, and compare with an undisturbed run
 unit: $(DEV) ## the tests that start no process and open no connection: seconds, while you write
 	$(BIN)/python -m pytest -q -n $(WORKERS) -p tests.unit.alone -m "not process" $(UNIT)
 
-test: $(DEV) ## every test: WORKERS=2
-	scripts/run_tests.sh $(BIN)/python $(WORKERS)
+test: $(DEV) ## every test of the short form, once; what each costs is in build/durations.tsv: WORKERS=3
+	DURATIONS=build/durations.tsv $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -p tests.durations tests
+
+longest: ## the files of build/durations.tsv that make test begins with: after make test, when tests were added
+	$(BIN)/python -m tests.durations build/durations.tsv
 
 simulate: $(DEV) ## seeds of the simulator: COUNT=1000 NODES=64 SEED=0
 	PYTHONPATH=.:client $(BIN)/python -m tests.simulation.campaign $(COUNT) $(NODES) $(SEED)
@@ -88,8 +92,8 @@ architecture: $(DEV)
 wheel: $(DEV)
 	scripts/wheel_check.sh $(BIN)/python
 
-faults: $(DEV) ## every crash point, with real processes and real kills; the long form
-	FAULTS=long $(BIN)/python -m pytest -q --timeout 600 -m faults tests
+faults: $(DEV) ## the long form of all tests that have one: every crash point, all layouts; SHARE=0/40 for one part of 40
+	FAULTS=long MUTANTS=40 SHARE=$(SHARE) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --timeout 600 tests
 
 histories: $(DEV) ## one job started over, remounted, lost and returned on real daemons: COUNT=200 SEED=0
 	PYTHONPATH=.:client $(BIN)/python -m tests.faults.histories $(if $(filter file,$(origin COUNT)),200,$(COUNT)) $(SEED)

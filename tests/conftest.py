@@ -1,9 +1,17 @@
-"""Hypothesis profiles: the default keeps `make test` quick, HYPOTHESIS_PROFILE=long searches for hours."""
+"""Hypothesis profiles: the default keeps `make test` quick, HYPOTHESIS_PROFILE=long searches for hours.
 
+And the order of the files: those that take longest come first, so that no worker is left with one at the end. And
+SHARE=K/N: the K-th of N shares of the tests, K counted on beyond N.
+"""
+
+import gc
 import os
 import signal
+import zlib
 
 from hypothesis import HealthCheck, settings
+
+from tests import durations
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background: what tests start is to hear it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -17,3 +25,21 @@ settings.register_profile(
     "long", max_examples=3000, stateful_step_count=80, deadline=None, suppress_health_check=_SLOW, print_blob=True
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_collection_modifyitems(config, items):
+    """Longest files first; within a file, and among the others, as they were."""
+    number, _, shares = os.environ.get("SHARE", "").partition("/")
+    if shares:
+        chosen = int(number) % int(shares)
+        others = [item for item in items if zlib.crc32(item.nodeid.encode()) % int(shares) != chosen]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % int(shares) == chosen]
+    seconds = durations.longest()
+    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0.0))
+
+
+def pytest_collection_finish():
+    """The tests stay to the end: no later collection of garbage looks at them, and no fork copies them for it."""
+    gc.collect()
+    gc.freeze()

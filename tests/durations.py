@@ -1,4 +1,4 @@
-"""``make durations``: a plugin of pytest that writes what each test costs: seconds, and seconds of a core's time.
+"""A plugin of pytest, in ``make test``, that writes what each test costs: seconds, and seconds of a core's time.
 
 The core's time is that of the test and of all processes below it that live or were waited for. The second tells what a
 test costs where all cores are busy, the first what it costs where they wait. A table of the costliest is printed, and
@@ -6,6 +6,8 @@ all of them are in the file that ``DURATIONS`` names, one test a line: core seco
 """
 
 import collections
+import contextlib
+import glob
 import os
 import resource
 import sys
@@ -14,8 +16,10 @@ from typing import Any
 
 import pytest
 
+LONGEST = os.path.join(os.path.dirname(__file__), "longest.tsv")
+_LONG_S = 4.0
 _TICKS = os.sysconf("SC_CLK_TCK")
-_SHOWN = 25
+_SHOWN = 15
 _PROPERTY = "costs"
 _starts = [0]
 
@@ -33,21 +37,24 @@ def _used() -> float:
 
 def _living() -> int:
     """Ticks of all processes below this one."""
-    children: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat", "rb") as file:
-                    words = file.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            children[int(words[1])].append((int(entry), sum(map(int, words[11:15]))))
-    found, ticks = [os.getpid()], 0
+    found, ticks = _children(os.getpid()), 0
     while found:
-        for pid, used in children.get(found.pop(), ()):
-            ticks += used
-            found.append(pid)
+        pid = found.pop()
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+            ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
+            found += _children(pid)
     return ticks
+
+
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(word) for path in glob.glob(f"/proc/{pid}/task/*/children") for word in _words(path)]
+    return []
+
+
+def _words(path: str) -> list[str]:
+    with open(path, encoding="ascii") as file:
+        return file.read().split()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -82,6 +89,7 @@ class _Table:
         """The file, and its head."""
         self.rows.sort(reverse=True)
         path = os.environ.get("DURATIONS", "durations.tsv")
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         lines = [f"{used:.2f}\t{seconds:.2f}\t{starts}\t{name}" for used, seconds, starts, name in self.rows]
         with open(path, "w", encoding="utf-8") as file:
             file.write("\n".join(["core s\ts\tstarts\ttest", *lines, ""]))
@@ -96,8 +104,30 @@ class _Table:
             terminalreporter.write_line(line)
 
 
+def longest() -> dict[str, float]:
+    """The seconds of the files that take longest, for a run to begin with them."""
+    with open(LONGEST, encoding="utf-8") as file:
+        rows = [line.rstrip("\n").split("\t") for line in file]
+    return {path: float(seconds) for seconds, path in rows}
+
+
+def write_longest(durations: str) -> None:
+    """From the file of a run."""
+    files: collections.Counter[str] = collections.Counter()
+    with open(durations, encoding="utf-8") as file:
+        for line in list(file)[1:]:
+            _used, seconds, _starts, name = line.rstrip("\n").split("\t")
+            files[name.partition("::")[0]] += float(seconds)
+    with open(LONGEST, "w", encoding="utf-8") as file:
+        file.writelines(f"{seconds:.0f}\t{path}\n" for path, seconds in files.most_common() if seconds >= _LONG_S)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Measures where tests run, and collects where the terminal is."""
     sys.addaudithook(_count_start)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Table())
+
+
+if __name__ == "__main__":
+    write_longest(sys.argv[1])
