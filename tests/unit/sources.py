@@ -1,6 +1,7 @@
 """The source files of ckptd and of its client as syntax trees, for tests of their structure."""
 
 import ast
+import functools
 import pathlib
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -20,7 +21,12 @@ def sources(package):
 CKPTD = sources("ckptd")
 CLIENT = sources("ckptd_client")
 EVERYTHING = CKPTD | CLIENT
-TREES = {name: ast.parse(path.read_text()) for name, path in EVERYTHING.items()}
+
+
+@functools.cache
+def trees():
+    """The tree of each module. Not when this is imported: every worker collects all tests."""
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in EVERYTHING.items()}
 
 
 def imports(tree):

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.rooms import CKPTD as CKPTD_ROOMS
 from tests.unit.rooms import CLIENT as CLIENT_ROOMS
 from tests.unit.rooms import MAY, PURE, room_of, table
-from tests.unit.sources import CKPTD, EVERYTHING, ROOT, TREES, imports, within
+from tests.unit.sources import CKPTD, EVERYTHING, ROOT, imports, trees, within
 
 MAX_FILE_LINES = 450  # in all: what a reader scrolls through
 MAX_CODE_LINES = 400
@@ -35,7 +35,7 @@ def forbidden(module, name):
 
 
 def test_import_rule():
-    named = [(module, name) for module, tree in TREES.items() for name in imports(tree)]
+    named = [(module, name) for module, tree in trees().items() for name in imports(tree)]
     broken = {(module, name): why for module, name in named if (why := forbidden(module, name))}
     assert broken == {}
 
@@ -67,7 +67,7 @@ def test_one_room_writes_the_files_of_a_store():
     """And the export those of a directory that a user names; others know temporary names by sight."""
     users = {
         room_of(module) if module.startswith("ckptd.store") else module
-        for module, tree in TREES.items()
+        for module, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module == "ckptd.system.files"
         if any(alias.name == "FileLayer" for alias in node.names)
@@ -98,7 +98,7 @@ def test_a_stranger_finds_few_rooms():
 
 
 def test_every_arrow_of_the_table_is_used():
-    used = {(room_of(module), room_of(name)) for module, tree in TREES.items() for name in imports(tree)}
+    used = {(room_of(module), room_of(name)) for module, tree in trees().items() for name in imports(tree)}
     idle = {
         (room, name)
         for room, names in MAY.items()
@@ -156,7 +156,7 @@ def code_lines(tree, lines):
 
 def test_lengths():
     long = {}
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         lines = EVERYTHING[module].read_text().splitlines()
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         sizes = {f"{module}.{node.name}": len(code_lines(node, lines)) for node in functions}

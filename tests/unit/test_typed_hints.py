@@ -1,13 +1,10 @@
 """What messages give to type can be typed: a verb that needs a path is given one."""
 
 import ast
-import pathlib
 import re
 
-import pytest
+from tests.unit.sources import EVERYTHING, trees
 
-ROOT = pathlib.Path(__file__).parents[2]
-SOURCES = sorted([*(ROOT / "ckptd").rglob("*.py"), *(ROOT / "client").rglob("*.py")])
 NEED_A_PATH = "list|verify|export|commit|publish|prune|pin|rebuild"
 TYPED = re.compile(rf"\bckptd (?:{NEED_A_PATH})\b(?! (?:--[a-z-]+(?: [A-Za-z0-9]+)? )*(?:/|\$|\{{|[A-Z]{{3}}))")
 
@@ -23,9 +20,11 @@ def messages(tree):
             yield node, node.value
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_verb_that_needs_a_path_has_one(path):
-    found = []
-    for node, text in messages(ast.parse(path.read_text(encoding="utf-8"))):
-        found += [f"{path}:{node.lineno}: {text[match.start() :][:60]}" for match in TYPED.finditer(text)]
+def test_a_verb_that_needs_a_path_has_one():
+    found = [
+        f"{EVERYTHING[module]}:{node.lineno}: {text[match.start() :][:60]}"
+        for module, tree in trees().items()
+        for node, text in messages(tree)
+        for match in TYPED.finditer(text)
+    ]
     assert not found, "\n".join(found)

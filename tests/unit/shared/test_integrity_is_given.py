@@ -1,9 +1,10 @@
 """Functions and classes that prove bytes are given an Integrity by each caller: no key can be forgotten on the way."""
 
 import ast
+import functools
 import re
 
-from tests.unit.sources import TREES
+from tests.unit.sources import EVERYTHING, trees
 
 # Of names, numbers and what one machine's processes agree on; no byte of a checkpoint is proved by them.
 NAMES_BY_DIGEST = {
@@ -45,32 +46,42 @@ def has(tree):
             yield from ((alias.asname or alias.name, (node.module, alias.name)) for alias in node.names)
 
 
-KNOWN = {name: dict(has(tree)) for name, tree in TREES.items()}
+@functools.cache
+def known():
+    """What each file of ours knows by a name."""
+    return {name: dict(has(tree)) for name, tree in trees().items()}
 
 
 def defined(module, name):
     """Where a name of a module is defined: packages give on what they import."""
-    while module in KNOWN and name in KNOWN[module]:
-        module, name = KNOWN[module][name]
+    while module in known() and name in known()[module]:
+        module, name = known()[module][name]
     return module, name
 
 
+@functools.cache
 def known_to(module, tree):
     """All one-word names of a file that stand for something of ours, and where those are defined."""
     own = {node.name: (module, node.name) for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     return own | {name: defined(*of) for name, of in has(tree)}
 
 
+@functools.cache
+def classes():
+    """Where each class is defined, and its bases."""
+    return {
+        (module, node.name): bases(node, known_to(module, tree))
+        for module, tree in trees().items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
+
+
 def with_derived(found):
     """And all classes that derive from these: they take what their bases take, also where they say nothing of it."""
     found = set(found)
     while True:
-        more = {
-            (module, node.name)
-            for module, tree in TREES.items()
-            for node in tree.body
-            if isinstance(node, ast.ClassDef) and bases(node, known_to(module, tree)) & found
-        }
+        more = {name for name, of in classes().items() if of & found}
         if more <= found:
             return found
         found |= more
@@ -80,14 +91,27 @@ def bases(node, known):
     return {known.get(base.id) for base in node.bases if isinstance(base, ast.Name)}
 
 
-PROVED = with_derived((name, one) for name, tree in TREES.items() for one in takes_integrity(tree)) - {
+NOT_PROVED = {
     ("ckptd.shared.protocol.messages", "NodeInfo"),  # tells of it
     ("ckptd.shared.settings.config", "Config"),
     ("ckptd_client._connect", "connect"),  # a user's
     ("ckptd_client._daemon.settings", "Proof"),
     ("ckptd.checkpoint.export.read", "SourceFile"),  # other programs' files have no digests
 }
-READERS = with_derived({("ckptd_client.dcp._reader", "CkptdReader")})  # an open client says how it is proved
+
+
+@functools.cache
+def proved():
+    """What takes an integrity."""
+    return with_derived((name, one) for name, tree in trees().items() for one in takes_integrity(tree)) - NOT_PROVED
+
+
+@functools.cache
+def readers():
+    """An open client says how it is proved."""
+    return with_derived({("ckptd_client.dcp._reader", "CkptdReader")})
+
+
 CLIENT_RE = re.compile(r"(self\.)?_?client")
 
 
@@ -98,27 +122,27 @@ def says_nothing(module, tree):
     """
     once = {node.func.value for node in ast.walk(tree) if isinstance(node, ast.Call) and hasattr(node.func, "value")}
     for node, name, called in calls(module, tree):
-        if called not in PROVED or (called[1] == "FileLayer" and node in once):
+        if called not in proved() or (called[1] == "FileLayer" and node in once):
             continue
         given = [ast.unparse(value) for value in (*node.args, *(keyword.value for keyword in node.keywords))]
-        by_client = called in READERS and any(map(CLIENT_RE.fullmatch, given))
+        by_client = called in readers() and any(map(CLIENT_RE.fullmatch, given))
         if not by_client and not any(map(SAYS_WHICH.search, given)):
             yield f"{name}, line {node.lineno}"
 
 
 def calls(module, tree):
     """(call, as it is written, where that is defined): of names, of names in modules, and of a base's __init__."""
-    known = known_to(module, tree)
+    names = known_to(module, tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
-            for base in sorted(filter(None, bases(node, known))):
+            for base in sorted(filter(None, bases(node, names))):
                 inits = [call for call in ast.walk(node) if is_call_of(call, "super().__init__")]
                 yield from ((call, "super().__init__", base) for call in inits)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in known:
-            yield node, node.func.id, known[node.func.id]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+            yield node, node.func.id, names[node.func.id]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            of = known.get(ast.unparse(node.func.value))
-            if of is not None and ".".join(of) in TREES:
+            of = names.get(ast.unparse(node.func.value))
+            if of is not None and ".".join(of) in EVERYTHING:
                 yield node, ast.unparse(node.func), defined(".".join(of), node.func.attr)
 
 
@@ -128,7 +152,7 @@ def is_call_of(node, text):
 
 def test_only_names_are_digests_without_integrity():
     """Who proves bytes is given an Integrity: then no key can be forgotten on the way."""
-    assert {name for name, tree in TREES.items() if {"digest", "Digest"} & unkeyed(tree)} <= NAMES_BY_DIGEST
+    assert {name for name, tree in trees().items() if {"digest", "Digest"} & unkeyed(tree)} <= NAMES_BY_DIGEST
 
 
 def unkeyed(tree):
@@ -138,7 +162,7 @@ def unkeyed(tree):
 
 
 def test_whoever_proves_bytes_says_how():
-    silent = {module: found for module, tree in TREES.items() if (found := list(says_nothing(module, tree)))}
+    silent = {module: found for module, tree in trees().items() if (found := list(says_nothing(module, tree)))}
     assert silent == {}
 
 
@@ -161,5 +185,5 @@ def test_the_rule_of_proofs_catches():
     assert list(says_nothing("x", ast.parse(head + "checkpoint.open_directory(path)"))) == [
         "checkpoint.open_directory, line 2"
     ]
-    assert {("ckptd.system.files", "FileLayer"), ("ckptd.shared.stores.directory", "DirectoryFiles")} <= PROVED
-    assert len(PROVED) > 40
+    assert {("ckptd.system.files", "FileLayer"), ("ckptd.shared.stores.directory", "DirectoryFiles")} <= proved()
+    assert len(proved()) > 40
