@@ -35,6 +35,7 @@ HEAD = struct.Struct("<I")  # bytes of a request, a pid
 STATUS = struct.Struct("<i")
 MOST_FDS = 64
 _ABOVE = 512  # no descriptor that a test hands over has a number from here on
+EXECUTABLE = "TESTS_PYTHON"  # the variable of what the process is to take for its interpreter
 _READS_ENVIRONMENT = "ckptd.system.failpoints"  # when it is imported
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
@@ -70,6 +71,12 @@ def parse(words: Sequence[str]) -> Command | None:
             case _:
                 return None
     return None
+
+
+def umask() -> int:
+    """Of this process; os.umask can only be asked by a change."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
 
 
 def serve(listener: socket.socket, life: int) -> None:
@@ -125,6 +132,7 @@ def _become(conn: socket.socket, paths: list[str]) -> NoReturn:
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["env"])
+        os.umask(request["umask"])
         if request["session"]:
             os.setsid()
         command = parse(request["argv"][1:])
@@ -188,6 +196,7 @@ def _reset(command: Command, paths: list[str]) -> None:
     sys.path[:] = [*([] if safe_path else [folder]), *given, *paths]
     sys.argv = [command.kind or command.what, *command.words]
     warnings._processoptions([*filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")), *command.warnings])
+    sys.executable = os.environ.pop(EXECUTABLE, sys.executable)
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()

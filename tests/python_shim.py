@@ -18,10 +18,12 @@ def main() -> None:
     """Descriptors, variables and arguments go over; signals follow, and the status comes back."""
     fds = sorted(int(name) for name in os.listdir("/proc/self/fd") if _is_inherited(int(name)))
     argv = [sys.executable, *sys.argv[1:]]
-    request = {"argv": argv, "env": dict(os.environ), "cwd": os.getcwd(), "session": False, "fds": fds}
+    mask = os.umask(0)
+    os.umask(mask)
+    request = {"argv": argv, "env": dict(os.environ), "cwd": os.getcwd(), "session": False, "umask": mask, "fds": fds}
     data = json.dumps(request).encode()
     conn = socket.socket(socket.AF_UNIX)
-    conn.connect(os.path.join(os.path.dirname(__file__), "socket"))
+    conn.connect(os.path.join(os.path.dirname(__file__), "torch"))
     socket.send_fds(conn, [struct.pack("<I", len(data))], fds)
     conn.sendall(data)
     (pid,) = struct.unpack("<I", conn.recv(4, socket.MSG_WAITALL))

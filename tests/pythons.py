@@ -14,10 +14,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.python_server import HEAD, MOST_FDS, STATUS, Command, parse
+from tests.python_server import EXECUTABLE, HEAD, MOST_FDS, STATUS, Command, parse, umask
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CODE = os.pathsep.join((ROOT, os.path.join(ROOT, "client")))  # where a process finds ckptd and the client of this tree
@@ -25,45 +25,60 @@ ENVIRON = {"PYTHONPATH": CODE, "OMP_NUM_THREADS": "1"}
 _PADDING = " " * 8000  # room for the words that /proc shows of a process
 _LISTENING = 128
 _MPIEXEC, _TORCHRUN = "mpiexec", "torch.distributed.run"
-_PLAIN = (
-    "ckptd.cli", "ckptd.cli.run", "ckptd.cli.status", "ckptd.cli.drain", "ckptd.cli.listing", "ckptd.cli.verify",
-    "ckptd.daemon.serving", "rich.console", "rich.table",
-)  # fmt: skip
-_TORCH = (
-    "torch", "torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel", "torch.utils.data", "torch.distributed.launcher.api", "msgpack",
-    "numpy.random", "pytest", "ckptd_client", "ckptd_client.dcp", "ckptd.parity.encode", "ckptd.parity.rebuild",
-)  # fmt: skip
+_MODULES = {
+    "plain": (
+        "ckptd.cli", "ckptd.cli.run", "ckptd.cli.status", "ckptd.cli.drain", "ckptd.cli.listing", "ckptd.cli.verify",
+        "ckptd.daemon.serving", "rich.console", "rich.table",
+    ),
+    "torch": (
+        "torch", "torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel", "torch.utils.data", "torch.distributed.launcher.api", "torch._dynamo",
+        "fsspec.core", "msgpack", "numpy.random", "pytest", "safetensors.torch", "ckptd_client", "ckptd_client.dcp",
+        "ckptd.parity.encode", "ckptd.parity.rebuild", "tests.faults.nodes.trainer", "tests.interop.launch",
+    ),
+}  # fmt: skip
+_FOLDER = "TESTS_PYTHONS"  # the variable that says where the sockets of the servers are
 
 
-class _Server:
-    """One of a kind in this process, started when it is first asked for something."""
+class _Servers:
+    """Both kinds, each started when it is first asked for something; those of the process that had this one forked."""
 
-    def __init__(self, *modules: str) -> None:
-        self._modules = modules
+    def __init__(self) -> None:
         self._starting = threading.Lock()
-        self._path = ""
         self._owner = 0
+        self._folder = ""
+        self._lives: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
 
-    def make_shim(self) -> str:
-        """The path of a program that takes an interpreter's arguments, and has the server fork it."""
-        self._ensure()
-        path = os.path.join(os.path.dirname(self._path), "python")
+    def folder(self) -> str:
+        """Where their sockets are: another process of these tests that is given it asks the same ones."""
+        if self._owner != os.getpid():
+            self._owner, self._lives = os.getpid(), {}
+            self._folder = os.environ.get(_FOLDER, "")
+            if not os.path.isdir(self._folder):
+                self._folder = tempfile.mkdtemp(prefix="ckptd-pythons-")
+                atexit.register(self._forget, self._owner, self._folder)
+        return self._folder
+
+    def shim(self) -> str:
+        """The path of a program that takes an interpreter's arguments, and has the server with torch fork it."""
+        folder = os.path.dirname(self._socket("torch"))
+        path = os.path.join(folder, "python")
         if not os.path.exists(path):
             with open(os.path.join(os.path.dirname(__file__), "python_shim.py"), encoding="utf-8") as file:
                 text = file.read()
-            with open(path, "w", encoding="utf-8") as file:
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
                 file.write(f"#!{sys.executable} -SE\n{text}")
-            os.chmod(path, 0o700)
+            os.chmod(f"{path}.new", 0o700)
+            os.rename(f"{path}.new", path)
         return path
 
-    def ask(self, request: dict[str, Any], fds: Sequence[int]) -> tuple[int, socket.socket]:
+    def ask(self, kind: str, request: dict[str, Any], fds: Sequence[int]) -> tuple[int, socket.socket]:
         """Pid and connection of a process that it forks."""
-        self._ensure()
+        path = self._socket(kind)
         data = json.dumps(request).encode()
         conn = socket.socket(socket.AF_UNIX)
         try:
-            conn.connect(self._path)
+            conn.connect(path)
             sent = socket.send_fds(conn, [HEAD.pack(len(data))], list(fds))
             assert sent == HEAD.size
             conn.sendall(data)
@@ -73,52 +88,63 @@ class _Server:
             raise
         return pid, conn
 
-    def _ensure(self) -> None:
+    def _socket(self, kind: str) -> str:
         with self._starting:
-            if self._owner != os.getpid():
-                self._start()
+            path = os.path.join(self.folder(), kind)
+            if not os.path.exists(path):
+                self._start(kind, path)
+            return path
 
-    def _start(self) -> None:
-        folder = tempfile.mkdtemp(prefix="ckptd-pythons-")
-        self._path, self._owner = os.path.join(folder, "socket"), os.getpid()
-        atexit.register(self._forget, self._path)
+    def _start(self, kind: str, path: str) -> None:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("CKPTD_", "NOTIFY_", "WATCHDOG_", "PYTHONW"))}
-        theirs, self._life = os.pipe()
+        theirs, ours = os.pipe()
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self._path)
+            listener.bind(path)
             listener.listen(_LISTENING)
             words = [os.path.join(os.path.dirname(__file__), "python_server.py"), str(listener.fileno()), str(theirs)]
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", *words, _PADDING, *self._modules],
+            process = subprocess.Popen(
+                [sys.executable, "-P", *words, _PADDING, *_MODULES[kind]],
                 env=clean | ENVIRON,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[listener.fileno(), theirs],
                 cwd=ROOT,
             )
         os.close(theirs)
+        self._lives[kind] = process, ours
 
-    def _forget(self, path: str) -> None:
-        if self._owner == os.getpid():
-            os.close(self._life)
-            self._process.wait()
-            shutil.rmtree(os.path.dirname(path))
+    def _forget(self, owner: int, folder: str) -> None:
+        if owner == os.getpid():
+            for process, life in self._lives.values():
+                os.close(life)
+                process.wait()
+            shutil.rmtree(folder)
 
 
-_servers = {"plain": _Server(*_PLAIN), "torch": _Server(*_TORCH)}
+_servers = _Servers()
 
 
-def _shim() -> str:
+def shim() -> str:
     """What a launcher is given in place of sys.executable, so that its ranks are forked too."""
-    return _servers["torch"].make_shim()
+    return _servers.shim()
 
 
-def _server_of(command: Command) -> _Server:
+def with_forks() -> dict[str, str]:
+    """Variables of a program whose own Python processes are to be forked too, where it starts sys.executable."""
+    return {EXECUTABLE: shim()}
+
+
+def _kind_of(command: Command) -> str:
     """The daemon's side never has torch."""
     if command.kind == "-m":
         plain = command.what == "ckptd" or command.what.startswith("ckptd.")
     else:
         plain = command.kind == "-c" and "torch" not in command.what and "ckptd_client" not in command.what
-    return _servers["plain" if plain else "torch"]
+    return "plain" if plain else "torch"
+
+
+def _is_other_code(environ: Mapping[str, str]) -> bool:
+    """Whether modules are looked for elsewhere before they are in this tree: the servers have this tree's."""
+    return environ.get("PYTHONPATH", ROOT).split(os.pathsep)[0] not in ("", ROOT)
 
 
 class Popen(subprocess.Popen[Any]):
@@ -128,25 +154,26 @@ class Popen(subprocess.Popen[Any]):
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: bool, *more: Any) -> None:
         pass_fds, cwd, env, _startup, _flags, shell, *rest = more
-        pipes, (_signals, gid, gids, uid, umask, session, group) = rest[:6], rest[6:]
-        plain = preexec_fn is None and not shell and executable is None and close_fds and umask == -1
+        pipes, (_signals, gid, gids, uid, asked_umask, session, group) = rest[:6], rest[6:]
+        plain = preexec_fn is None and not shell and executable is None and close_fds and asked_umask == -1
         plain = plain and (gid, gids, uid) == (None, None, None) and group in (None, -1) and not isinstance(args, str)
         words = [os.fsdecode(word) for word in args] if plain else []
         command = parse(words[1:]) if words and words[0] == sys.executable else None
         if words and os.path.basename(words[0]) == _MPIEXEC:
-            args = [_shim() if word == sys.executable else word for word in words]
-        if command is None or len(pass_fds) > MOST_FDS - 3:
+            args = [shim() if word == sys.executable else word for word in words]
+        environ = dict(os.environ) if env is None else {os.fsdecode(k): os.fsdecode(v) for k, v in env.items()}
+        if command is None or len(pass_fds) > MOST_FDS - 3 or _is_other_code(environ):
             super()._execute_child(args, executable, preexec_fn, close_fds, *more)
             return
         streams = [pipe if pipe != -1 else fd for fd, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
-        environ = dict(os.environ) if env is None else {os.fsdecode(k): os.fsdecode(v) for k, v in env.items()}
+        environ[_FOLDER] = _servers.folder()
         if command.what == _TORCHRUN:
-            environ["PYTHON_EXEC"] = _shim()
+            environ["PYTHON_EXEC"] = shim()
         request = {
             "argv": words, "env": environ, "cwd": os.path.abspath(os.fsdecode(cwd or ".")), "session": session,
-            "fds": [0, 1, 2, *pass_fds],
+            "umask": umask(), "fds": [0, 1, 2, *pass_fds],
         }  # fmt: skip
-        self.pid, self._conn = _server_of(command).ask(request, [*streams, *pass_fds])
+        self.pid, self._conn = _servers.ask(_kind_of(command), request, [*streams, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(*pipes)
 

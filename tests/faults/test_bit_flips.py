@@ -65,7 +65,7 @@ def verify(path):
     """(exit code, output) of ckptd verify."""
     done = pythons.run(
         [sys.executable, "-P", "-m", "ckptd", "verify", path],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=os.environ | pythons.ENVIRON,
         capture_output=True,
         text=True,
         check=False,

@@ -12,6 +12,7 @@ import pytest
 from ckptd_client.demo import promises, report
 from ckptd_client.demo.errors import DemoError
 from ckptd_client.demo.journal import Finished, Loss, Reached, Reader, Restored, Saved, TorchSaved, Writer
+from tests import pythons
 
 ROOT = Path(__file__).parents[2]
 STEPS = 6
@@ -132,9 +133,9 @@ def test_a_journal_is_read_while_it_is_written(tmp_path):
 def start_demo(tmp_path):
     """The short demo, its files under tmp_path."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "client")])
-    return subprocess.Popen(
+    return pythons.Popen(
         [sys.executable, "-m", "ckptd_client.demo", "--short"],
-        env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(tmp_path), "NO_COLOR": "1"},
+        env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(tmp_path), "NO_COLOR": "1"} | pythons.with_forks(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -40,7 +40,7 @@ class Training:
 
     def __init__(self, seed=0):
         self.model = DistributedDataParallel(model(seed))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, foreach=True)
         self.own = torch.full((5,), float(dist.get_rank()))
         self.noise = torch.Generator().manual_seed(dist.get_rank())
 

@@ -56,7 +56,7 @@ class Parallel:
         parallelize_module(self.model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
         if layout == "fsdp_tp":
             fully_shard(self.model, mesh=mesh["dp"])
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, foreach=True)
 
     def step(self):
         self.optimizer.zero_grad()

@@ -49,7 +49,7 @@ class Trainer:
     def __init__(self, layout, seed):
         torch.manual_seed(seed)
         self.model = wrapped(Model(), layout)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, amsgrad=True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, amsgrad=True, foreach=True)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 100)
         torch.manual_seed(100 * seed + dist.get_rank())
 

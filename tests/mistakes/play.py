@@ -49,7 +49,7 @@ class Outcome:
 
 def play(mistake: Mistake) -> Outcome:
     """Makes it; nothing is left behind."""
-    with World(mistake.nodes) as world:
+    with World(mistake.nodes, forks=not mistake.user) as world:
         if mistake.before:
             world.shell(world.filled(mistake.before))
         exits, seconds = _shell(mistake, world) if mistake.is_shell else _python(mistake, world)

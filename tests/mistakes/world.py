@@ -12,13 +12,16 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+from tests import pythons
 from tests.cluster import Node
 
 _PYTHON = """#!/bin/sh
 exec {python} "$@"
 """
+# A daemon is a process of its own, which is stopped and killed by its pid; any other command may be a fork.
 _CKPTD = """#!/bin/sh
-exec {python} -P -m ckptd "$@"
+[ "$1" = run ] && exec {python} -P -m ckptd "$@"
+exec {fork} -P -m ckptd "$@"
 """
 # Not from the status: a daemon that was stopped cannot give it.
 _DAEMON_PID = """#!/bin/sh
@@ -31,28 +34,31 @@ true
 
 
 class World:
-    """A context manager. Nodes share a store; the first one is where shells and single ranks run."""
+    """A context manager. Nodes share a store; the first one is where shells and single ranks run.
 
-    def __init__(self, nodes: int = 1) -> None:
+    forks: whether commands may be forked from a server, which has all rights of this process.
+    """
+
+    def __init__(self, nodes: int = 1, *, forks: bool = True) -> None:
         self.place = tempfile.mkdtemp(prefix="ckptd-mistake-")
         self.store = self._make("store")
         self.home = self._make("home")
         self.bin = self._make("bin")
         self.arenas = [tempfile.mkdtemp(prefix="ckptd-test-", dir="/dev/shm") for _ in range(nodes)]
         self.nodes = [Node(self.store, arena=arena) for arena in self.arenas]
-        self._write_commands()
+        self._write_commands(pythons.shim() if forks else sys.executable)
 
     def _make(self, name: str) -> str:
         path = os.path.join(self.place, name)
         os.mkdir(path, 0o755)
         return path
 
-    def _write_commands(self) -> None:
+    def _write_commands(self, fork: str) -> None:
         texts = {"python": _PYTHON, "ckptd": _CKPTD, "daemon-pid": _DAEMON_PID}
         for name, text in texts.items():
             path = os.path.join(self.bin, name)
             with open(path, "w", encoding="utf-8") as file:
-                file.write(text.replace("{python}", sys.executable))
+                file.write(text.replace("{python}", sys.executable).replace("{fork}", fork))
             os.chmod(path, 0o755)  # noqa: S103 - an ordinary user runs it too
 
     def environ(self, node: int = 0, extra: Mapping[str, str | None] | None = None) -> dict[str, str]:

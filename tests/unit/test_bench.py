@@ -18,6 +18,7 @@ from bench.peer_report import PeerResult  # noqa: E402
 from bench.peers import CKPTD, DEEPSPEED, KINDS, OVERLAPPED, Kind  # noqa: E402
 from bench.report import Report, Row  # noqa: E402
 from bench.run import against_peers  # noqa: E402
+from tests import pythons  # noqa: E402
 
 NBYTES = 8 << 20
 
@@ -254,7 +255,8 @@ def test_of_each_save_counts_what_the_slowest_rank_saw():
 
 
 @pytest.fixture
-def job(tmp_path):
+def job(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.executable", pythons.shim())  # imports are no part of what a row measures
     with scratch(tmp_path) as (shm, disk):
         yield launch.Job(NBYTES, 1, 1, shm, disk, deadline_s=600)
         assert not list(shm.iterdir())

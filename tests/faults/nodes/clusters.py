@@ -17,9 +17,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from ckptd.shared.protocol.status import JobStatus
-from tests.cluster import ROOT, Node, wait_for
+from tests import pythons
+from tests.cluster import Node, wait_for
 from tests.faults.nodes.relay import Relay
-from tests.faults.nodes.zygote import PACKET_NBYTES
+from tests.faults.nodes.zygote import PACKET_NBYTES, PROGRAM
 from tests.faults.ranks import RankError
 
 KB = 1 << 10
@@ -32,43 +33,32 @@ _LOG_CHARS = 6000
 
 
 class Zygote:
-    """Forks ranks. One for all tests of a session."""
+    """Has ranks forked, and ends them. One for all tests of a session."""
 
     def __init__(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("CKPTD_", "NOTIFY_", "WATCHDOG_"))}
-        paths = {"PYTHONPATH": os.pathsep.join((ROOT, os.path.join(ROOT, "client")))}
-        one = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-W",
-                "ignore",
-                os.path.join(os.path.dirname(__file__), "zygote.py"),
-                str(theirs.fileno()),
-            ],
-            env=clean | paths | one,
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
-        self._ready = False
+        self._environ = clean | pythons.ENVIRON | {"GLOO_SOCKET_IFNAME": "lo"}
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     def fork(self, order: dict[str, Any]) -> tuple[int, socket.socket]:
         """A rank's pid, and the socket to speak to it."""
-        if not self._ready:
-            assert self._control.recv(PACKET_NBYTES) == b"ready", "the zygote did not start"
-            self._ready = True
+        self._processes = [one for one in self._processes if one.poll() is None]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            socket.send_fds(self._control, [json.dumps(order).encode()], [theirs.fileno()])
-            return int(self._control.recv(PACKET_NBYTES)), ours
+            fd = theirs.fileno()
+            process = pythons.Popen(
+                [sys.executable, "-P", "-W", "ignore", "-c", PROGRAM, str(fd), json.dumps(order)],
+                env=self._environ | order["environ"],
+                pass_fds=[fd],
+            )
+        self._processes.append(process)
+        return process.pid, ours
 
     def close(self) -> None:
-        """Ends it, and with it every rank."""
-        self._control.close()
-        self._process.kill()
-        self._process.wait(10)
+        """Ends every rank."""
+        for process in self._processes:
+            process.kill()
+            process.wait(10)
 
 
 class NodeRank:

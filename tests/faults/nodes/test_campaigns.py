@@ -12,7 +12,6 @@ import tempfile
 
 import pytest
 
-from tests import pythons
 from tests.cluster import CODE, ROOT, wait_for
 from tests.faults.histories import play
 from tests.faults.kill_campaign import episode
@@ -41,8 +40,8 @@ def test_promises_hold_through_these_disturbances(zygote):
 def test_a_campaign_that_is_told_to_end_leaves_nothing(campaign: str, number: int):
     temporary = tempfile.mkdtemp(prefix="ckptd-test-")
     environ = {**os.environ, "TMPDIR": temporary, "PYTHONPATH": CODE}
-    words = [sys.executable, "-m", f"tests.faults.{campaign}", "100"]
-    process = pythons.Popen(words, env=environ, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    words = [sys.executable, "-m", f"tests.faults.{campaign}", "100"]  # what it starts is below it, its servers too
+    process = subprocess.Popen(words, env=environ, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         stores = os.path.join(temporary, "ckptd-test-*", "store", "job", "step-*")
         wait_for(lambda: glob.glob(stores) or process.poll() is not None, 60)

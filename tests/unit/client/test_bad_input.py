@@ -172,7 +172,7 @@ def test_without_a_daemon_connect_says_how_to_start_one(join, tmp_path, node):
         Node(str(tmp_path)) as idle,
         pytest.raises(ConnectError, match="start one in another terminal: ckptd run") as caught,
     ):
-        join(on=idle)
+        join(on=idle, connect_timeout_s=1)
     assert idle.arena in str(caught.value)
 
 
