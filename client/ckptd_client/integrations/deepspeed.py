@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from ckptd.shared.base.errors import CkptdError, RestoreError, UsageError
+from ckptd.shared.base.errors import RestoreError, UsageError
 from ckptd.shared.base.ids import MAX_PARTS
 from ckptd.shared.format.origin import MARKER
 from ckptd_client._load.files import RestoredFiles
@@ -24,6 +24,7 @@ from ckptd_client.files import TorchFile
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._kit.framework import Framework
 from ckptd_client.integrations._kit.options import connect_with
+from ckptd_client.integrations._kit.ranks import from_rank_0
 from ckptd_client.integrations._kit.unproved import check_unproved, find_saved, is_keyed, was_ours
 
 log = logging.getLogger("ckptd_client")
@@ -172,16 +173,16 @@ class Attached:
 
     def _proved(self, load_dir: str, tag: str | None) -> RestoredFiles | None:
         """For a client with a key: the tag that is asked for, whichever. None: ckptd knows nothing of it."""
-        directory, steps, ours = self._told(lambda: self._asked_for(load_dir, tag))
+        directory, steps, ours = from_rank_0(lambda: self._asked_for(load_dir, tag))
         if not directory:
             return None
         files, refused = find_saved(self.client, steps, lambda files: files.directory == directory)
-        refused = self._told(lambda: refused or ours)
+        refused = from_rank_0(lambda: refused or ours)
         if files is None:
             if refused:
                 check_unproved(self.client, directory, refused)
             return None
-        if self._told(lambda: files.is_altered):
+        if from_rank_0(lambda: files.is_altered):
             files.close()
             check_unproved(self.client, directory, "it was altered after it was saved")
         return files
@@ -193,19 +194,6 @@ class Attached:
             return "", [], ""
         directory = os.path.join(os.path.abspath(load_dir), name)
         return directory, self.client.steps(by_save=True), was_ours(directory)
-
-    def _told(self, ask: Callable[[], Any]) -> Any:
-        """What rank 0 finds, on all ranks. What it raises is raised on all."""
-        box: list[Any] = [None, ""]
-        if dist.get_rank() == 0:
-            try:
-                box[0] = ask()
-            except CkptdError as error:
-                box[1] = str(error)
-        dist.broadcast_object_list(box, src=0)
-        if box[1]:
-            raise RestoreError(f"rank 0 could not look: {box[1]}", hint="ckptd status")
-        return box[0]
 
     def _is_allowed(self, files: RestoredFiles) -> bool:
         """Whether what ckptd has may be unpickled. One answer on all ranks; RestoreError where it lies nowhere else."""

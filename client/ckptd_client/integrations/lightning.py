@@ -10,11 +10,9 @@ import io
 import logging
 import os
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from ckptd.shared.base.errors import CkptdError, ConnectError, RestoreError, UsageError
 from ckptd_client.client import Client, staging_of
@@ -22,6 +20,7 @@ from ckptd_client.files import TorchFile
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._kit.framework import Framework
 from ckptd_client.integrations._kit.options import connect_with
+from ckptd_client.integrations._kit.ranks import from_rank_0
 from ckptd_client.integrations._kit.unproved import check_unproved, find_saved, is_keyed
 
 log = logging.getLogger("ckptd_client")
@@ -232,19 +231,3 @@ def _may_be_rank_0() -> bool:
     """Before Lightning has told the ranks: by what launchers say."""
     known = LIGHTNING.module("lightning.fabric.utilities.rank_zero").rank_zero_only.rank
     return known == 0 and os.environ.get("NODE_RANK", "0") == "0"
-
-
-def from_rank_0(ask: Callable[[], Any]) -> Any:
-    """What rank 0 finds, on all ranks. What it raises is raised on all."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return ask()
-    box: list[Any] = [None, None]
-    if dist.get_rank() == 0:
-        try:
-            box[0] = ask()
-        except Exception as error:  # noqa: BLE001 - the others wait
-            box[1] = f"{type(error).__name__}: {error}"
-    dist.broadcast_object_list(box, src=0)
-    if box[1] is not None:
-        raise RestoreError(f"rank 0 could not look: {box[1]}", hint="ckptd status")
-    return box[0]

@@ -40,7 +40,8 @@ from ckptd_client.integrations._kit.drafts import (
 )
 from ckptd_client.integrations._kit.options import connect_with
 from ckptd_client.integrations._kit.places import Places
-from ckptd_client.integrations.lightning import LIGHTNING, await_turn, from_rank_0
+from ckptd_client.integrations._kit.ranks import from_rank_0
+from ckptd_client.integrations.lightning import LIGHTNING, await_turn
 
 log = logging.getLogger("ckptd_client")
 
