@@ -1,5 +1,6 @@
 """The checkpoint of a state gets into a trainer's directory: whole, its own save's, never an older one's."""
 
+import contextlib
 import os
 
 import msgspec
@@ -202,3 +203,49 @@ def test_a_draft_lies_beside_its_place():
         check_publication(Publication.of_state(Draft("/run/x", "/other/.x")), JobKey("/store", "job"))
     with pytest.raises(UsageError, match="is its own of job"):
         check_publication(Publication.of_state(Draft("/store/job/x", "/store/job/.x")), JobKey("/store", "job"))
+
+
+class KilledError(BaseException):
+    """Stands for SIGKILL: no handler of OSError sees it."""
+
+
+def killed_at(store, number):
+    """A layer whose process ends at that change of a file or a directory, counted over all layers made of it."""
+    left = [number]
+
+    def dies(name):
+        def change(self, *args, **options):
+            if not left[0]:
+                raise KilledError
+            left[0] -= 1
+            return getattr(FileLayer, name)(self, *args, **options)
+
+        return change
+
+    changes = ("rename", "link", "link_from", "mkdir", "unlink", "rmdir", "fsync_dir", "open_write")
+    return type("Mortal", (FileLayer,), {name: dies(name) for name in changes})(store), left
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_wherever_a_publisher_is_killed_the_next_one_finishes(committed, folder, in_place):
+    """And until then the place has what it had before, or all of the save."""
+    number = 0
+    while True:
+        place = folder / f"x{number}"
+        draft = drafted(committed, place, path=place if in_place else None)
+        mortal, left = killed_at(committed.store, number)
+        with contextlib.suppress(KilledError):
+            assert published(committed, SAVE, draft, fs=mortal) == ""
+        if in_place:
+            listing = place / STOCK_METADATA
+            assert not listing.exists() or set(FILES) <= set(listed(place))
+        else:
+            assert not place.exists() or listed(place) == sorted([MARKER, "meta.pt", *FILES])
+        assert published(committed, SAVE, draft) == ""
+        assert listed(place) == sorted([MARKER, "meta.pt", *FILES])
+        hidden = [folder / name for name in listed(folder) if name.startswith(".")]
+        assert not any(FILES[-1] in listed(path) for path in hidden), "no second name of large files is left"
+        if left[0]:
+            break
+        number += 1
+    assert number > 10
