@@ -17,7 +17,7 @@ from ckptd.core import events as ev
 from ckptd.daemon.status_query import Answer, encode_answer
 from ckptd.peers.keys import KeyPair, make_keys
 from ckptd.peers.link import Got, Link, Up
-from ckptd.peers.packets import Ask, Body, Join, Told, Word, decode_body, decode_envelope, encode_body, wrap
+from ckptd.peers.packets import Answered, Ask, Body, Join, Message, decode_body, decode_envelope, encode_body, wrap
 from ckptd.peers.remote import Remote
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.protocol import node_messages
@@ -73,7 +73,7 @@ class Crowd:
         self.answers = {peer.node: _answer(number, self.ranks[peer.node]) for number, peer in enumerate(self.peers)}
         for member in self.peers:
             for daemon in self.plan.daemons:
-                link = Link(life=_random(), timeout_s=_TIMEOUT_S, new_end=_random)
+                link = Link(instance=_random(), timeout_s=_TIMEOUT_S, new_end=_random)
                 remote = self.links[member.node, daemon.node] = Remote(self.context, daemon, self.keys, link)
                 remote.connect()
 
@@ -103,10 +103,10 @@ class Crowd:
         while True:
             for packet in remote.link.step(time.monotonic()):
                 remote.transmit(wrap(packet, member, daemon, self.endpoint))
-            news = remote.link.take_news()
-            if not news:
+            updates = remote.link.take_updates()
+            if not updates:
                 return
-            for item in news:
+            for item in updates:
                 if isinstance(item, Up):
                     self._say(remote, Join(self.plan.job))
                 elif isinstance(item, Got):
@@ -119,11 +119,11 @@ class Crowd:
                 self.attached.add(member)
                 self._report(member, remote, self._attach(member))
             case Ask(id=number):
-                self._say(remote, Told(number, self.answers[member]))
-            case Word(message=raw):
-                self._word(member, remote, raw)
+                self._say(remote, Answered(number, self.answers[member]))
+            case Message(message=raw):
+                self._message(member, remote, raw)
 
-    def _word(self, member: str, remote: Remote, raw: bytes) -> None:
+    def _message(self, member: str, remote: Remote, raw: bytes) -> None:
         """Decodes the topology once: that of a thousand nodes takes long."""
         tag, _ = tag_in_map(raw)
         if tag == ev.SessionOpened.__struct_config__.tag:
@@ -153,7 +153,7 @@ class Crowd:
         )  # fmt: skip
 
     def _report(self, member: str, remote: Remote, event: ev.Fact) -> None:
-        self._say(remote, Word(node_messages.encode(ev.Report(job=self.plan.job, node=member, event=event))))
+        self._say(remote, Message(node_messages.encode(ev.Report(job=self.plan.job, node=member, event=event))))
 
     @staticmethod
     def _say(remote: Remote, body: Body) -> None:

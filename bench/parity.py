@@ -33,7 +33,7 @@ from ckptd.parity.rebuild import Place, rebuild_segment
 from ckptd.shared.bulk.client import Address
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import Seal
-from ckptd.shared.protocol.parity_types import Column
+from ckptd.shared.protocol.parity_types import DataColumn
 from tests.nodes import EPOCH, KEY, SAVE, SECRET, Node, Set, stage
 
 NODES = 4
@@ -69,14 +69,14 @@ class Worker:
         self.addresses = {
             f"n{i}": Address("127.0.0.1", port, f"link-{self.index}", SECRET) for i, port in enumerate(ports)
         }
-        columns = tuple(Column(f"n{i}", (msgspec.convert(seal, Seal),)) for i, seal in enumerate(seals))
+        columns = tuple(DataColumn(f"n{i}", (msgspec.convert(seal, Seal),)) for i, seal in enumerate(seals))
         self.set = Set([self.node], columns, relays={})
         self.set.address_of = self.addresses.get  # type: ignore[method-assign]
 
     def encode(self, scheme: str) -> None:
         """This node's parity, of memory that was used before."""
-        piece = self.set.piece(self.index, Scheme(scheme))
-        encode(self.node.parities, KEY, piece, self.set.sources(self.node), lambda _: None)
+        parity_chunk = self.set.parity_chunk(self.index, Scheme(scheme))
+        encode(self.node.parities, KEY, parity_chunk, self.set.sources(self.node), lambda _: None)
 
     def copy(self, nbytes: int) -> None:
         """Pulls as many bytes from each of the others, without computing."""
@@ -88,10 +88,10 @@ class Worker:
 
     def rebuild(self, scheme: str, lost: list[int], rank: int) -> None:
         """Rebuilds a lost segment here, as on the node that replaces the lost one."""
-        piece = self.set.piece(self.index, Scheme(scheme))
+        parity_chunk = self.set.parity_chunk(self.index, Scheme(scheme))
         place = Place(self.node.arena, KEY, self.set.columns[rank].seals[0])
-        homes, pieces = self.set.homes(lost), self.set.pieces(lost)
-        got = rebuild_segment(place, piece, homes, pieces, self.set.sources(self.node), lambda _: None)
+        homes, parity_chunks = self.set.homes(lost), self.set.parity_chunks(lost)
+        got = rebuild_segment(place, parity_chunk, homes, parity_chunks, self.set.sources(self.node), lambda _: None)
         self.made = got.slot
 
     def unmake(self) -> None:
@@ -275,7 +275,7 @@ class Result(NamedTuple):
 
 def measure(cluster: Cluster, scheme: Scheme, repeat: int, nbytes: int) -> dict[str, list[Result]]:
     """Encodes, and rebuilds the largest loss of the scheme, repeat times after two rounds that are not counted."""
-    encodes: list[Result] = []
+    parity: list[Result] = []
     rebuilds: list[Result] = []
     lost = list(range(scheme.losses))
     width = NODES - scheme.losses
@@ -291,11 +291,11 @@ def measure(cluster: Cluster, scheme: Scheme, repeat: int, nbytes: int) -> dict[
         def rebuild_lost(watch: bool = watch) -> Any:
             return cluster.some({rank: ("rebuild", scheme, lost, rank) for rank in lost}, watch=watch)
 
-        encodes.append(_beside(cluster, encode_all, range(NODES), encode_part))
+        parity.append(_beside(cluster, encode_all, range(NODES), encode_part))
         rebuilds.append(_beside(cluster, rebuild_lost, lost, rebuild_part))
         cluster.some(dict.fromkeys(lost, ("unmake",)))
         cluster.all("forget")
-    return {f"{scheme} encode": encodes, f"{scheme} rebuild": rebuilds}
+    return {f"{scheme} encode": parity, f"{scheme} rebuild": rebuilds}
 
 
 def _beside(cluster: Cluster, run: Any, who: Iterable[int], part: int) -> Result:

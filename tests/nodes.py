@@ -25,7 +25,7 @@ from ckptd.shared.format.digest import block_count
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up
-from ckptd.shared.protocol.parity_types import Column, Piece
+from ckptd.shared.protocol.parity_types import DataColumn, ParityChunk
 from tests.runs import RUN
 
 KEY = JobKey("/store", "job")
@@ -102,7 +102,7 @@ class Set:
     """A redundancy set of nodes in one process."""
 
     nodes: list[Node]
-    columns: tuple[Column, ...] = ()
+    columns: tuple[DataColumn, ...] = ()
     down: set[str] = field(default_factory=set)
     relays: dict[str, Address] = field(default_factory=dict)
     timeout_s: float = 5.0
@@ -120,17 +120,17 @@ class Set:
         """Images of the ranks of each node; ranks count through."""
         ranks = itertools.count()
         self.columns = tuple(
-            Column(node.name, tuple(stage(node.arena, next(ranks), image) for image in own))
+            DataColumn(node.name, tuple(stage(node.arena, next(ranks), image) for image in own))
             for node, own in zip(self.nodes, images, strict=True)
         )
 
-    def piece(self, index: int, scheme: Scheme, epoch: int = EPOCH) -> Piece:
-        return Piece(SAVE, epoch, scheme, index, self.columns)
+    def parity_chunk(self, index: int, scheme: Scheme, epoch: int = EPOCH) -> ParityChunk:
+        return ParityChunk(SAVE, epoch, scheme, index, self.columns)
 
     def homes(self, lost: Sequence[int] = ()) -> Mapping[int, str]:
         return {s.rank: c.node for i, c in enumerate(self.columns) if i not in lost for s in c.seals}
 
-    def pieces(self, lost: Sequence[int] = ()) -> Mapping[int, str]:
+    def parity_chunks(self, lost: Sequence[int] = ()) -> Mapping[int, str]:
         return {i: c.node for i, c in enumerate(self.columns) if i not in lost}
 
     def stop(self) -> None:
@@ -159,18 +159,18 @@ def main() -> None:
     print(json.dumps({"port": node.server.port, "seal": msgspec.json.encode(seal).decode()}), flush=True)
 
     def obey(said: dict[str, Any]) -> None:
-        columns = tuple(Column(n, (msgspec.json.decode(s, type=Seal),)) for n, s in said["columns"])
+        columns = tuple(DataColumn(n, (msgspec.json.decode(s, type=Seal),)) for n, s in said["columns"])
         ports = dict(said["ports"])
         own = Set([node], columns)
         link = f"link-{name}"
         sources = Sources(name, node.arena, lambda n: Address("127.0.0.1", ports[n], link, SECRET), Cancel())
         if said["do"] == "encode":
-            encode(node.parities, KEY, own.piece(said["index"], Scheme.XOR), sources, lambda _: None)
+            encode(node.parities, KEY, own.parity_chunk(said["index"], Scheme.XOR), sources, lambda _: None)
         else:
             place = Place(node.arena, KEY, columns[said["lost"]].seals[0])
             lost = [said["lost"]]
-            piece = own.piece(said["index"], Scheme.XOR)
-            rebuild_segment(place, piece, own.homes(lost), own.pieces(lost), sources, lambda _: None)
+            parity_chunk = own.parity_chunk(said["index"], Scheme.XOR)
+            rebuild_segment(place, parity_chunk, own.homes(lost), own.parity_chunks(lost), sources, lambda _: None)
 
     for line in sys.stdin:
         obey(json.loads(line))

@@ -15,7 +15,7 @@ from ckptd.shared.format.digest import KIND
 from ckptd.shared.format.manifest import VERSION, ParityRecord, StockObjects, Vote
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up
-from ckptd.shared.protocol.parity_types import Column, Piece
+from ckptd.shared.protocol.parity_types import DataColumn, ParityChunk
 from ckptd.store.image import Flow, Image
 from ckptd.store.messages import DrainParity
 from ckptd.store.parity import drain_parity
@@ -76,11 +76,11 @@ class Made:
                 seals.append(put(node.arena, self.key, slot, self.parts.get(rank, ())))
                 self.slots[-1].append(slot)
                 os.unlink(scratch)
-            columns.append(Column(node.name, tuple(seals)))
+            columns.append(DataColumn(node.name, tuple(seals)))
         self.set.columns = tuple(columns)
         for index, node in enumerate(self.set.nodes):
-            piece = Piece(SAVE, EPOCH, scheme, index, self.set.columns)
-            encode(node.parities, self.key, piece, self.set.sources(node), lambda _: None)
+            parity_chunk = ParityChunk(SAVE, EPOCH, scheme, index, self.set.columns)
+            encode(node.parities, self.key, parity_chunk, self.set.sources(node), lambda _: None)
 
     def record(self, index: int) -> ParityRecord:
         """Of a node's parity, as its vote names it."""

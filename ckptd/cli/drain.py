@@ -63,7 +63,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 )
 @click.option("--timeout", metavar="DURATION", default="30m", show_default=True, help="How long --wait waits.")
 @common.json_option
-def command(  # noqa: PLR0913, PLR0917 - what click was told to pass
+def command(  # noqa: PLR0913, PLR0917 - parameters that click passes
     arena: str | None, job: str | None, wait: bool, preempt: bool, timeout: str, as_json: bool
 ) -> int:
     """Make the newest staged checkpoint of each job durable now."""

@@ -9,7 +9,7 @@ from ckptd.shared.format.manifest import ParityRecord
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.messages import Reply, Tier
 from ckptd.shared.protocol.node_messages import Message
-from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.protocol.topology import Peer, Topology
 
 
@@ -69,11 +69,11 @@ class TakeDigests(Action, frozen=True, kw_only=True):
 class Encode(Action, frozen=True, kw_only=True):
     """Pull the other columns, make this node's parity of the save, seal it; answered by Encoded.
 
-    Every byte pulled is checked against the digests of its segment's seal before the parity is sealed. A piece of the
+    Every byte pulled is checked against the digests of its segment's seal before the parity is sealed. A chunk of the
     same save and epoch that is sealed already is answered at once. Repeating it while it runs changes nothing.
     """
 
-    piece: Piece
+    chunk: ParityChunk
 
 
 class StopEncode(Action, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class StopEncode(Action, frozen=True, kw_only=True):
     epoch: int
 
 
-class DropPiece(Action, frozen=True, kw_only=True):
+class DropChunk(Action, frozen=True, kw_only=True):
     """Give this node's parity of the save back. Not answered."""
 
     save: SaveId
@@ -93,8 +93,8 @@ class DropPiece(Action, frozen=True, kw_only=True):
 class FetchSegment(Action, frozen=True, kw_only=True):
     """Have the segment in a slot of this node; answered by SegmentFetched.
 
-    ``holder``: copy it from that node (tier peer). Else rebuild it (tier rebuilt) from ``piece`` (any of its set, for
-    columns and scheme), with ``homes`` telling where each other rank's segment lies and ``pieces`` which node has the
+    ``holder``: copy it from that node (tier peer). Else rebuild it (tier rebuilt) from ``chunk`` (any of its set, for
+    columns and scheme), with ``homes`` telling where each other rank's segment lies and ``chunks`` which node has the
     parity of which member.
     """
 
@@ -103,9 +103,9 @@ class FetchSegment(Action, frozen=True, kw_only=True):
     tier: Tier
     holder: str = ""
     seal: Seal | None = None
-    piece: Piece | None = None
+    chunk: ParityChunk | None = None
     homes: tuple[tuple[int, str], ...] = ()  # rank, node
-    pieces: tuple[tuple[int, str], ...] = ()  # member, node
+    chunks: tuple[tuple[int, str], ...] = ()  # member, node
 
 
 class KeepTopology(Action, frozen=True, kw_only=True):
@@ -202,7 +202,7 @@ class WriteVote(Action, frozen=True, kw_only=True):
 class Commit(Action, frozen=True, kw_only=True):
     """Make manifest, COMMITTED and the final name from the votes; answered by CommitEnded.
 
-    ``incarnation``, ``session``: of who commits; whoever took the job over since then is told in the answer.
+    ``incarnation``, ``session``: of the committer; the answer names a session that took the job over since then.
     ``void``: sessions that are over: they take nothing over, though the store may have given one a number since.
     """
 

@@ -11,7 +11,7 @@ from ckptd.shared.format.replica_shares import Share
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.node_messages import *  # noqa: F403 - the core knows them by these names too
 from ckptd.shared.protocol.node_messages import Event, FromRank
-from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.protocol.topology import Peer, Topology
 
 # --- from ranks
@@ -83,7 +83,7 @@ class DigestsFailed(Event, frozen=True, kw_only=True):
 
 
 class TopologyKept(Event, frozen=True, kw_only=True):
-    """What an earlier life of this daemon knew of the job's nodes; epoch as in Piece. Told first at start."""
+    """What an earlier process of this daemon knew of the job's nodes; epoch as in Piece. Told first at start."""
 
     topology: Topology
     epoch: int
@@ -93,22 +93,22 @@ class TopologyKept(Event, frozen=True, kw_only=True):
 
 
 class NumberKept(Event, frozen=True, kw_only=True):
-    """The largest incarnation that an earlier life of this daemon knew of the job. Told before all else at start."""
+    """The largest incarnation that an earlier process of this daemon knew of the job. Told before all else at start."""
 
     number: int
 
 
-class PieceAdopted(Event, frozen=True, kw_only=True):
+class ChunkAdopted(Event, frozen=True, kw_only=True):
     """A whole parity file was found at start."""
 
-    piece: Piece
+    chunk: ParityChunk
 
 
 # --- from the peer plane
 
 
 class PeerUp(Event, frozen=True, kw_only=True):
-    """The other daemon answers. What was told to an earlier life of it, or lost since, must be told again.
+    """The other daemon answers. Messages to its earlier process, or lost since, must be sent again.
 
     One event per job that both belong to. Messages sent after it arrive, in order, once, until PeerDown or the next
     PeerUp.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, DropPiece, ForgetJob, KeepNumber, ScanStore, ToNode, ToRank, UnlinkSlot
+from ckptd.core.actions import Action, DropChunk, ForgetJob, KeepNumber, ScanStore, ToNode, ToRank, UnlinkSlot
 from ckptd.core.coordinator.coordinator import Coordinator
 from ckptd.core.node.node import JobNode
 from ckptd.core.policy import Policy
@@ -93,7 +93,8 @@ class Catalogue:
             raise UsageError(f"this daemon has no job {key.job!r} with store {key.store!r}", hint=f"its jobs: {known}")
         live = [job.node.ranks.live[place] for place in sorted(job.node.ranks.live)]
         if live or job.coordinator.sessions.wanted:
-            who = ", ".join(f"rank {rank.rank} (pid {rank.pid} on {rank.host})" for rank in live) or "ranks at the door"
+            ranks = (f"rank {rank.rank} (pid {rank.pid} on {rank.host})" for rank in live)
+            who = ", ".join(ranks) or "ranks that wait to join"
             raise CkptdError(f"job {key.job!r} lives: {who}", hint="end those processes first")
         elsewhere = job.node.coordinator
         if elsewhere != self.node and not force and any(slot.save for slot in job.node.slots):
@@ -122,8 +123,8 @@ class Catalogue:
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""
         parts = ((job.coordinator, job.node, job.node.drain.parity) for job in self.jobs.values())
-        halves = (part for of_one in parts for part in of_one)
-        return min((t for half in halves if (t := half.next_deadline()) is not None), default=None)
+        machines = (part for of_one in parts for part in of_one)
+        return min((t for machine in machines if (t := machine.next_deadline()) is not None), default=None)
 
     @property
     def empty(self) -> bool:
@@ -194,8 +195,8 @@ class Catalogue:
         if isinstance(message, ev.Report):
             return [self._job(key).node.coordinator]
         sessions = self._job(key).coordinator.sessions
-        knockers = sessions.heard_of if isinstance(message, ev.SessionRefused) else set()
-        return sorted(sessions.nodes | knockers)
+        pending_jobs = sessions.heard_of if isinstance(message, ev.SessionRefused) else set()
+        return sorted(sessions.nodes | pending_jobs)
 
 
 def _afterwards(event: ev.Event) -> list[Action]:
@@ -206,7 +207,7 @@ def _afterwards(event: ev.Event) -> list[Action]:
         case ev.SegmentFetched() if event.slot:
             return [UnlinkSlot(job=event.job, slot=event.slot), ForgetJob(job=event.job)]
         case ev.Encoded() if not event.problem:
-            dropped = DropPiece(job=event.job, save=event.save, epoch=event.epoch)
+            dropped = DropChunk(job=event.job, save=event.save, epoch=event.epoch)
             return [dropped, ForgetJob(job=event.job)]
         case ev.RankDetached():
             done = Done(reply_to=event.request)

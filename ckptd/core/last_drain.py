@@ -32,14 +32,14 @@ class LastDrain:
 
     def _staged(self) -> SaveId | None:
         if not self._coordinates:
-            return self._node.keeps.newest_staged
+            return self._node.slot_retention.newest_staged
         newest = self._coordinator.saves.newest_staged
         return newest.save if newest is not None else None
 
     @property
     def _durable(self) -> SaveId | None:
         if not self._coordinates:
-            return self._node.keeps.durable
+            return self._node.slot_retention.durable
         return max(self._coordinator.saves.on_store, default=None)
 
     @property
@@ -61,7 +61,7 @@ class LastDrain:
             listened, step, agreed = preemption.listened, preemption.step, not preemption.agreeing
         else:
             notice, member = self._node.notice, self._node.membership
-            here = bool(self._node.ranks.seated) and member.coordinator not in member.down
+            here = bool(self._node.ranks.admitted) and member.coordinator not in member.down
             listened, step, agreed = notice.listened, notice.step, notice.read or not self._preempts
         if not here:
             return False
@@ -70,7 +70,7 @@ class LastDrain:
     def _is_over(self, step: int) -> bool:
         """Whether a save of this incarnation, at this step or after, has ended, well or not."""
         if not self._coordinates:
-            durable = self._node.keeps.durable
+            durable = self._node.slot_retention.durable
             return durable is not None and durable.incarnation == self._node.incarnation and durable.step >= step
         now = self._coordinator.sessions.incarnation
         saves = [r for r in self._coordinator.saves.records.values() if r.save.incarnation == now]

@@ -58,7 +58,7 @@ class Preemption:
         """Somebody wants it, or a rank was past the step."""
         session = sessions.living
         if not session:
-            return []  # nobody is there to be told, and the next run is none of its business
+            return []  # no rank is there, and the next run is another matter
         if event.passed is not None:
             return [Note(job=self._job, text=event.why)]
         if self._session == session:
@@ -99,7 +99,7 @@ class Preemption:
         return Note(job=self._job, text=f"{text} without it: their saves cannot be one checkpoint")
 
     def peer_up(self, node: str) -> list[Action]:
-        """What it was told may be lost."""
+        """Messages to it may be lost."""
         return [self._order(node)] if node in self._asked and node != self._node else []
 
     def next_deadline(self) -> float | None:
@@ -144,7 +144,7 @@ class Notice:
         if known is not None and order.session == known.session and order.step is None and known.step is not None:
             order = replace(order, step=known.step)
             self.order = order
-            return self._hold(order, ranks)  # a coordinator that began anew hears which step it was
+            return self._hold(order, ranks)  # a coordinator that began again hears which step it was
         self.order = order
         return self._hold(order, ranks) if order.step is None else self._announce(order, ranks)
 

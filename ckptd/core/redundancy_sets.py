@@ -26,14 +26,14 @@ def set_of(peers: Sequence[Peer], set_size: int, node: str) -> tuple[str, ...]:
     return next((members for members in redundancy_sets(peers, set_size) if node in members), (node,))
 
 
-def recoverable(scheme: Scheme, members: int, columns: set[int], pieces: set[int], wanted: set[int]) -> bool:
-    """Whether the wanted members' columns can be rebuilt when these members' columns and pieces are lost.
+def recoverable(scheme: Scheme, members: int, columns: set[int], chunks: set[int], wanted: set[int]) -> bool:
+    """Whether the wanted members' columns can be rebuilt when these members' columns and chunks are lost.
 
     A group can be solved when it lacks no more of its columns than the scheme's losses.
     """
     for group in range(members):
         data, holders = scheme.layout.data(members, group), scheme.layout.holders(members, group)
-        lost = len(columns.intersection(data)) + len(pieces.intersection(holders))
+        lost = len(columns.intersection(data)) + len(chunks.intersection(holders))
         if lost > scheme.losses and not wanted.isdisjoint(data):
             return False
     return True

@@ -60,7 +60,7 @@ class Adoption:
         self._perform = perform
 
     def run(self, now: float) -> list[str]:
-        """Takes everything over; what belongs to nobody is told."""
+        """Takes everything over; reports orphans."""
         jobs = self._kept()
         slots = self._arena.scan()
         for slot in slots:
@@ -69,12 +69,12 @@ class Adoption:
             if named is not None and arena_paths.job_dir(named) == slot.job_dir:
                 jobs[slot.job_dir] = named
         nameless = [slot for slot in slots if not self._slot(slot, jobs)]
-        for job, piece in self._parities.scan():
+        for job, chunk in self._parities.scan():
             if job in self._catalogue.jobs:
-                self._handle(ev.PieceAdopted(job=job, piece=piece))
+                self._handle(ev.ChunkAdopted(job=job, chunk=chunk))
             else:  # its topology was lost, and nothing else is here: nobody would ask for it, or ever give it back
-                log.warning(line("parity of nothing here, removed", job=job.job, save=piece.save))
-                self._parities.give_back(job, piece.save, piece.epoch, keep=False)
+                log.warning(line("parity of nothing here, removed", job=job.job, save=chunk.save))
+                self._parities.give_back(job, chunk.save, chunk.epoch, keep=False)
         for directory, job in jobs.items():
             known = self._known_stores.of(job)
             if known is not None:

@@ -18,7 +18,7 @@ class BulkHost:
         self._server: BulkServer | None = None
 
     def open(self) -> None:
-        """Serves from now on, if it did not; peers are told where. Raises ConfigError when the port cannot be had."""
+        """Serves from now on, and sends the address to peers. Raises ConfigError when the port cannot be had."""
         if self._server is None:
             host = self._plane.peer.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
             try:

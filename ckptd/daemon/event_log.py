@@ -40,7 +40,7 @@ class _Page:
     problems: dict[str, str] = field(default_factory=dict)
 
 
-class Diary:
+class EventLog:
     """Only the daemon that coordinates a job knows of its saves: elsewhere there is nothing to say."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Diary:
                 del page.saves[save]
             for save, record in records.items():
                 yield from _of_save(key.job, record, page.saves.setdefault(save, _Seen()), job, now)
-            yield from _of_parity(key.job, job.coordinator.encodes.problems, page)
+            yield from _of_parity(key.job, job.coordinator.parity.problems, page)
 
 
 def _of_session(name: str, job: Job, page: _Page) -> Iterator[Entry]:

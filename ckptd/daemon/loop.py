@@ -17,20 +17,20 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.jobs import Catalogue
 from ckptd.daemon import status, systemd
+from ckptd.daemon.action_executor import ActionExecutor
 from ckptd.daemon.adoption import Adoption, open_arena
 from ckptd.daemon.background import Background
 from ckptd.daemon.bug_fence import BugFence
 from ckptd.daemon.bulk_host import BulkHost
-from ckptd.daemon.effects import Effects
-from ckptd.daemon.event_log import Diary
+from ckptd.daemon.event_log import EventLog
 from ckptd.daemon.forget import Forgetting
 from ckptd.daemon.job_policy import policy_of
 from ckptd.daemon.liveness import Liveness, somebody_waits
-from ckptd.daemon.parity_effects import ProtectEffects
-from ckptd.daemon.rank_gateway import Door, Seat
-from ckptd.daemon.rank_socket import Letter, RankSocket
+from ckptd.daemon.parity_executor import ParityExecutor
+from ckptd.daemon.rank_gateway import RankConnection, RankGateway
+from ckptd.daemon.rank_socket import Incoming, RankSocket
 from ckptd.daemon.rounds import Rounds
-from ckptd.daemon.status_service import Sources, StatusDesk
+from ckptd.daemon.status_service import Sources, StatusService
 from ckptd.daemon.stopping import Stopping
 from ckptd.doctor import run as doctor
 from ckptd.peers.identity import identify
@@ -60,7 +60,7 @@ log = logging.getLogger("ckptd")
 _EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank, and for a next one
 _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
 _LOOK_S = 5.0  # how often the arena is looked for
-_NOTICE_S = 1.0  # how often systemd is told the state
+_NOTICE_S = 1.0  # how often systemd receives the state
 _LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
 _PULLS = 4  # encodes at once, of all jobs, and as many fetches: ranks wait for these, and not for an encode that hangs
 
@@ -81,10 +81,10 @@ class Daemon:
         niceness = Niceness(config.worker_nice, config.worker_ionice)
         self._stores = Stores(niceness=niceness, hang_s=config.store_hang_s, integrity=arena.integrity)
         self._known_stores = KnownStores(config.arena)
-        self._effects = self._make_effects(config)
+        self._executor = self._make_executor(config)
         self._bulk = BulkHost(self._arena, self._plane, config.bulk_port)
         self._encoding, self._fetching = Background(_PULLS, "encode"), Background(_PULLS, "fetch")
-        self._protect = ProtectEffects(
+        self._protect = ParityExecutor(
             node=self._node,
             arena=self._arena,
             peers=self._plane,
@@ -94,11 +94,11 @@ class Daemon:
             deliver=self._handle,
         )
         self._socket = RankSocket(self._arena.socket_path)
-        self._door = Door(self._socket, self._arena, self._known_stores, self._liveness, self._plane.peer)
-        self._door.warnings += _warnings(self._arena.path)
-        self._desk, self._diary = self._open_desk(), Diary()
+        self._gateway = RankGateway(self._socket, self._arena, self._known_stores, self._liveness, self._plane.peer)
+        self._gateway.warnings += _warnings(self._arena.path)
+        self._status_service, self._event_log = self._open_status_service(), EventLog()
         self._forgetting = Forgetting(
-            self._catalogue, self._known_stores, self._cleaning, self._perform, self._effects.looks.look
+            self._catalogue, self._known_stores, self._cleaning, self._perform, self._executor.looks.look
         )
         self.actions = self._table()
         self._queue: deque[ev.Event] = deque()
@@ -120,8 +120,8 @@ class Daemon:
             self._arena.close(remove=False)
             raise
 
-    def _make_effects(self, config: Config) -> Effects:
-        return Effects(
+    def _make_executor(self, config: Config) -> ActionExecutor:
+        return ActionExecutor(
             node=self._node,
             arena=self._arena,
             known_stores=self._known_stores,
@@ -132,15 +132,15 @@ class Daemon:
             deliver=self._handle,
             store_timeout_s=config.store_timeout_s,
             bandwidth=config.drain_bandwidth,
-            note=lambda job, text: self._desk.note(job, text),  # noqa: PLW0108 - there is none yet
+            note=lambda job, text: self._status_service.note(job, text),  # noqa: PLW0108 - there is none yet
         )
 
-    def _open_desk(self) -> StatusDesk:
+    def _open_status_service(self) -> StatusService:
         sources = Sources(
             self._node, self._arena, self._catalogue, self._stores, self._plane,
             refused=lambda: self._socket.refused + self._fence.bugs, problems=self._bulk.problems,
         )  # fmt: skip
-        return StatusDesk(sources, self._door.answer)
+        return StatusService(sources, self._gateway.answer)
 
     def run(self) -> int:
         """Serves until SIGTERM, or until it is empty where that ends it; 1 when its arena was removed."""
@@ -154,7 +154,7 @@ class Daemon:
             self._handle,
             self._perform,
         )
-        self._desk.own.extend(adoption.run(time.monotonic()))
+        self._status_service.own.extend(adoption.run(time.monotonic()))
         systemd.ready("serving")
         seconds = time.monotonic() - self._started
         log.info(line("ready", arena=self._arena.path, node=self._node, pid=os.getpid(), seconds=seconds))
@@ -189,7 +189,7 @@ class Daemon:
         if not self._config.exit_when_empty or busy:
             self._empty_since = None
             return False
-        later = now + self._effects.numbers.needed_beyond_s(_EMPTY_GRACE_S)
+        later = now + self._executor.numbers.needed_beyond_s(_EMPTY_GRACE_S)
         self._empty_since = later if self._empty_since is None else self._empty_since
         if now - self._empty_since < _EMPTY_GRACE_S:
             return False
@@ -201,8 +201,10 @@ class Daemon:
         systemd.stopping()
         log.info(line("stopping", empty=self._catalogue.empty))
         self._stop.say_what_is_left()
-        for letter in self._stop.waiters:
-            self._door.answer(letter.identity, StatusReply(reply_to=letter.request.seq, status=self._desk.status()))
+        for incoming in self._stop.waiters:
+            self._gateway.answer(
+                incoming.identity, StatusReply(reply_to=incoming.request.seq, status=self._status_service.status())
+            )
         self._stores.close()
         self._liveness.close()
         self._protect.close()
@@ -223,7 +225,7 @@ class Daemon:
             self._cleaning,
             self._encoding,
             self._fetching,
-            self._effects.boards.work,
+            self._executor.boards.work,
         )
 
     def _wait(self) -> None:
@@ -244,7 +246,7 @@ class Daemon:
     def _timeout_ms(self) -> int:
         now = time.monotonic()
         times = [self._catalogue.next_deadline(), self._stores.next_deadline(), self._stop.until]
-        times += [self._plane.next_deadline(), self._desk.next_deadline(), self._look_at]
+        times += [self._plane.next_deadline(), self._status_service.next_deadline(), self._look_at]
         if self._liveness.unwatched:
             times.append(self._sweep_at)
         if self._empty_since is not None:
@@ -259,16 +261,18 @@ class Daemon:
         now = time.monotonic()
         if self._wake.fileno() in self._ready:
             self._wake.recv(4096)
-        for letter in self._socket.receive():
-            with self._fence.around(type(letter.request).__name__, partial(self._refuse, letter)):
-                self._open(letter)
+        for incoming in self._socket.receive():
+            with self._fence.around(type(incoming.request).__name__, partial(self._refuse, incoming)):
+                self._open(incoming)
         for event in [*self._plane.receive(), *self._plane.tick()]:
-            with self._fence.around(f"{type(event).__name__} of another node", partial(self._desk.note, event.job)):
+            with self._fence.around(
+                f"{type(event).__name__} of another node", partial(self._status_service.note, event.job)
+            ):
                 self._handle(event)
         served = (partial(self._serve, link) for link in self._stores.links)
         done = (work.deliver for work in self._backgrounds)
         due = (partial(self._sweep, now), self._stores.tick, self._tick, partial(self._tell, now))
-        self._fence.each((self._desk.read_mail, *served, *done, *due), self._desk.own.append)
+        self._fence.each((self._status_service.read_mail, *served, *done, *due), self._status_service.own.append)
 
     def _serve(self, link: StoreLink) -> None:
         flags = self._ready.get(link.fileno(), 0)
@@ -281,11 +285,11 @@ class Daemon:
         for action in self._catalogue.tick(time.monotonic()):
             self._perform(action)
 
-    def _refuse(self, letter: Letter, text: str) -> None:
+    def _refuse(self, incoming: Incoming, text: str) -> None:
         """What came of a rank's word was a bug: it hears so, and so does who looks at its job."""
-        self._desk.own.append(text)
-        refusal = Refused(reply_to=letter.request.seq, code="bug", message=text, hint="the daemon's log has more")
-        self._door.answer(letter.identity, refusal)
+        self._status_service.own.append(text)
+        refusal = Refused(reply_to=incoming.request.seq, code="bug", message=text, hint="the daemon's log has more")
+        self._gateway.answer(incoming.identity, refusal)
 
     def _sweep(self, now: float) -> None:
         ended = any(fd in self._ready for fd in self._liveness.descriptors)
@@ -296,65 +300,67 @@ class Daemon:
             log.info(line("rank ended", job=live.job.job, rank=live.rank, pid=live.pid))
             self._handle(ev.RankGone(job=live.job, rank=live.rank, session=live.session))
             self._arena.keep_ballast()  # of its file's page, before somebody else has it
-            self._door.left(live.job, live.rank, live.session)
+            self._gateway.left(live.job, live.rank, live.session)
 
-    def _open(self, letter: Letter) -> None:
-        answer = partial(self._door.answer, letter.identity)
-        match letter.request, self._door.seat_of(letter.identity):
+    def _open(self, incoming: Incoming) -> None:
+        answer = partial(self._gateway.answer, incoming.identity)
+        match incoming.request, self._gateway.connection_of(incoming.identity):
             case AskNode(), _:
-                self._introduce(letter)
+                self._describe_node(incoming)
             case AskStatus(), _:
-                self._desk.asked(letter)
-            case AskSteps(), Seat(job=job):
-                self._desk.steps(letter, job)
-            case AskPublish() as request, Seat(job=job):
-                self._effects.publishing.asked(job, request, answer)
+                self._status_service.asked(incoming)
+            case AskSteps(), RankConnection(job=job):
+                self._status_service.steps(incoming, job)
+            case AskPublish() as request, RankConnection(job=job):
+                self._executor.publishing.asked(job, request, answer)
             case AskStop(wait=wait), _:
-                self._stop_for(letter, wait=wait)
+                self._stop_for(incoming, wait=wait)
             case AskForget() as request, _:
                 self._forgetting.forget(request, answer)
             case AskDrain(job=JobKey() as job, preempt=preempt), _:
-                self._drain_for(letter, job, preempt=preempt)
+                self._drain_for(incoming, job, preempt=preempt)
             case _:
-                self._events_of(letter)
+                self._events_of(incoming)
 
-    def _events_of(self, letter: Letter) -> None:
-        for event in self._door.events_of(letter):
+    def _events_of(self, incoming: Incoming) -> None:
+        for event in self._gateway.events_of(incoming):
             if isinstance(event, ev.RankDetached):
-                self._door.unwatch(event.job, event.rank, event.session)
+                self._gateway.unwatch(event.job, event.rank, event.session)
             self._handle(event)
             if isinstance(event, ev.RankDetached):
-                self._door.left(event.job, event.rank, event.session)
+                self._gateway.left(event.job, event.rank, event.session)
 
-    def _introduce(self, letter: Letter) -> None:
+    def _describe_node(self, incoming: Incoming) -> None:
         """Somebody is about to attach, once all ranks of its job have done the same."""
         info = NodeInfo(
-            reply_to=letter.request.seq, peer=self._plane.peer,
+            reply_to=incoming.request.seq, peer=self._plane.peer,
             scheme=self._config.redundancy, set_size=self._config.set_size,
             balance=self._config.balance == "rows", store=self._config.store or "",
             integrity=self._arena.integrity.label,
         )  # fmt: skip
-        self._door.answer(letter.identity, info)
+        self._gateway.answer(incoming.identity, info)
 
-    def _drain_for(self, letter: Letter, job: JobKey, *, preempt: bool) -> None:
+    def _drain_for(self, incoming: Incoming, job: JobKey, *, preempt: bool) -> None:
         """The command line asks, on behalf of nobody."""
         if job not in self._catalogue.jobs:
             text = f"this daemon has no job {job.job!r} with store {job.store!r}"
-            refusal = Refused(reply_to=letter.request.seq, code="usage", message=text, hint="ckptd status")
-            self._door.answer(letter.identity, refusal)
+            refusal = Refused(reply_to=incoming.request.seq, code="usage", message=text, hint="ckptd status")
+            self._gateway.answer(incoming.identity, refusal)
             return
         if preempt:
             self._handle(ev.PreemptAsked(job=job, why=f"ckptd drain on node {self._node}"))
         self._handle(ev.DrainAsked(job=job))
-        self._door.answer(letter.identity, Done(reply_to=letter.request.seq))
+        self._gateway.answer(incoming.identity, Done(reply_to=incoming.request.seq))
 
-    def _stop_for(self, letter: Letter, *, wait: bool) -> None:
+    def _stop_for(self, incoming: Incoming, *, wait: bool) -> None:
         """As SIGTERM does; unlike it, asked twice it still finishes what runs."""
         self._stop.ask()
         if wait:
-            self._stop.waiters.append(letter)
+            self._stop.waiters.append(incoming)
         else:
-            self._door.answer(letter.identity, StatusReply(reply_to=letter.request.seq, status=self._desk.status()))
+            self._gateway.answer(
+                incoming.identity, StatusReply(reply_to=incoming.request.seq, status=self._status_service.status())
+            )
 
     def _handle(self, event: ev.Event) -> None:
         """One event through the catalogue. Events that its actions cause wait for their turn."""
@@ -379,36 +385,36 @@ class Daemon:
                 part(action)
         except (OSError, CkptdError, zmq.ZMQError) as error:  # one that costs a job something, and not the daemon
             log.exception(line("could not do", job=action.job.job, action=type(action).__name__))
-            self._desk.note(action.job, f"{type(action).__name__}: {error}")
+            self._status_service.note(action.job, f"{type(action).__name__}: {error}")
 
     def _table(self) -> dict[type[act.Action], tuple[Callable[[Any], None], ...]]:
         """Which parts carry out which action, in this order."""
-        effects, plane, protect = self._effects, self._plane, self._protect
+        executor, plane, protect = self._executor, self._plane, self._protect
         return {
-            **dict.fromkeys(effects.table, (effects.perform,)),
+            **dict.fromkeys(executor.table, (executor.perform,)),
             **dict.fromkeys(protect.table, (protect.perform,)),
-            act.ToRank: (effects.hear, self._door.send),
+            act.ToRank: (executor.hear, self._gateway.send),
             act.Note: (self._note,),
             act.ToNode: (plane.carry,),
             act.MeetPeers: (lambda action: plane.meet(action.job, action.peers), lambda _: self._bulk.open()),
-            act.KeepTopology: (effects.perform, lambda action: plane.keep(action.job, action.topology)),
-            act.ForgetJob: (lambda action: protect.forget(action.job), effects.perform, self._forgotten),
+            act.KeepTopology: (executor.perform, lambda action: plane.keep(action.job, action.topology)),
+            act.ForgetJob: (lambda action: protect.forget(action.job), executor.perform, self._forgotten),
         }
 
     def _note(self, action: act.Note) -> None:
         log.warning(line("note", job=action.job.job, text=action.text))
-        self._desk.note(action.job, action.text)
+        self._status_service.note(action.job, action.text)
 
     def _forgotten(self, action: act.ForgetJob) -> None:
-        self._desk.errors.pop(action.job, None)
+        self._status_service.errors.pop(action.job, None)
         self._plane.forget(action.job)
         if all(key.store != action.job.store for key in self._catalogue.jobs):
             self._stores.retire(action.job.store)
 
     def _tell(self, now: float) -> None:
         """What has become of all that: to who asked, to the log, to systemd."""
-        self._desk.tick(time.monotonic())
-        for entry in self._diary.news(self._catalogue.jobs, now):
+        self._status_service.tick(time.monotonic())
+        for entry in self._event_log.news(self._catalogue.jobs, now):
             log.log(*entry)
         self._tell_systemd(now)
         self._look(now)

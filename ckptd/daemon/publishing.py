@@ -1,4 +1,4 @@
-"""What of the arena's intents a store worker is told, and when: with each commit, and for what an earlier one left."""
+"""Sends the arena's intents to store workers: with each commit, and for what an earlier one left."""
 
 from collections.abc import Callable
 
@@ -29,14 +29,14 @@ class Publishing:
         return self._publications.from_on(job, save)
 
     def committed(self, job: JobKey, save: SaveId, intents: list[Intent], *, published: bool) -> None:
-        """This daemon committed the save, and its worker published it, or could not. intents: which it was told."""
+        """This daemon committed the save, and its worker published it, or could not. intents: those it received."""
         if published:
             self._done(job, [save], intents)
         else:
             self._failed.add((job, save))
 
     def hear(self, job: JobKey, message: Reply) -> None:
-        """What a rank is told. A save that is durable by another node's commit: this node's own part of it is due."""
+        """Sees a message to a rank: of a save that another node committed, this node's own part is due."""
         if not isinstance(message, Progress) or message.end is not End.DURABLE:
             return
         save = message.save

@@ -13,7 +13,7 @@ from ckptd.arena.known_stores import KnownStores
 from ckptd.core import events as ev
 from ckptd.core.actions import ToRank
 from ckptd.daemon.liveness import Liveness
-from ckptd.daemon.rank_socket import Letter, RankSocket
+from ckptd.daemon.rank_socket import Incoming, RankSocket
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.base.log_line import line
@@ -48,7 +48,7 @@ E = TypeVar("E", bound=ev.Event)
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankConnection:
     """A rank of a session of a job."""
 
     job: JobKey
@@ -56,7 +56,7 @@ class Seat:
     session: str
 
 
-class Door:
+class RankGateway:
     """Turns letters into events. Requests it can answer itself (a misuse, a stranger) it refuses at once."""
 
     def __init__(
@@ -67,25 +67,25 @@ class Door:
         self._arena = arena
         self._known_stores = known_stores
         self._liveness = liveness
-        self._seats: dict[bytes, Seat] = {}
-        self._identities: dict[Seat, bytes] = {}
-        self._let_in: set[Seat] = set()  # one that is replaced later still hears what becomes of its saves
+        self._connections: dict[bytes, RankConnection] = {}
+        self._identities: dict[RankConnection, bytes] = {}
+        self._let_in: set[RankConnection] = set()  # one that is replaced later still hears what becomes of its saves
         self.warnings: list[str] = []  # told to each rank that attaches
 
-    def events_of(self, letter: Letter) -> list[ev.Event]:
+    def events_of(self, incoming: Incoming) -> list[ev.Event]:
         """What the letter means, nothing when it was refused. AskStatus and AskSteps (of a rank) are not for it."""
-        request = letter.request
+        request = incoming.request
         try:
             if isinstance(request, Attach):
-                return self._attach(letter.identity, request)
-            seat = self._seats.get(letter.identity)
-            if seat is None:
+                return self._attach(incoming.identity, request)
+            connection = self._connections.get(incoming.identity)
+            if connection is None:
                 raise _error("detached", "this connection is not attached to a job", "attach first")
-            return [self._event(seat, request)]
+            return [self._event(connection, request)]
         except (CkptdError, OSError, ValueError) as error:  # the arena is not as the message says
             refusal = Refused.of(request, error, "protocol")
         self._socket.refused += not isinstance(request, Detach)  # a goodbye of one who never came in is nobody's fault
-        self.answer(letter.identity, refusal)
+        self.answer(incoming.identity, refusal)
         return []
 
     def _attach(self, identity: bytes, request: Attach) -> list[ev.Event]:
@@ -101,43 +101,45 @@ class Door:
         path = os.path.join(directory, arena_paths.rank_file_name(request.rank, request.session))
         if not self._liveness.knows(path):
             raise _error("protocol", f"rank {request.rank} does not hold the lock of its rank file {path}", "")
-        seat = Seat(request.job, request.rank, request.session)
-        self._leave(self._identities.get(seat))
-        self._seats[identity], self._identities[seat] = seat, identity
+        connection = RankConnection(request.job, request.rank, request.session)
+        self._leave(self._identities.get(connection))
+        self._connections[identity], self._identities[connection] = connection, identity
         attached = _as(ev.RankAttached, request, request=request.seq)
         known = self._known_stores.of(request.job)
         remembered = [ev.StoreRemembered(job=request.job, store_id=known)] if known is not None else []
         return [*remembered, *found, attached]
 
-    def _event(self, seat: Seat, request: Request) -> ev.Event:
+    def _event(self, connection: RankConnection, request: Request) -> ev.Event:
         if isinstance(request, HandOver):
-            return self._hand_over(seat, request)
+            return self._hand_over(connection, request)
         if isinstance(request, AskSlots) and (request.capacity < SEALS_NBYTES or request.capacity % PAGE):
             raise _error("protocol", f"{request.capacity} bytes are no slot: whole pages, two of them for seals", "")
         if (kind := _EVENTS.get(type(request))) is None:
             raise _error("protocol", f"{type(request).__name__} is not understood here", "")
-        return _as(kind, request, job=seat.job, rank=seat.rank, session=seat.session, request=request.seq)
+        return _as(
+            kind, request, job=connection.job, rank=connection.rank, session=connection.session, request=request.seq
+        )
 
-    def _hand_over(self, seat: Seat, request: HandOver) -> ev.SegmentStaged:
+    def _hand_over(self, connection: RankConnection, request: HandOver) -> ev.SegmentStaged:
         """The event, once the slot's own seal confirms every word of the descriptor."""
         parsed = arena_paths.parse_slot_name(request.slot)
-        path = self._arena.slot_path(seat.job, request.slot)
-        if parsed is None or parsed[0] != seat.rank or not os.path.exists(path):
-            raise _error("protocol", f"slot {request.slot} is not one of rank {seat.rank}'s", "")
-        seal = self._arena.seal_of(seat.job, request.slot)
+        path = self._arena.slot_path(connection.job, request.slot)
+        if parsed is None or parsed[0] != connection.rank or not os.path.exists(path):
+            raise _error("protocol", f"slot {request.slot} is not one of rank {connection.rank}'s", "")
+        seal = self._arena.seal_of(connection.job, request.slot)
         fits = seal.content_nbytes + SEALS_NBYTES <= os.stat(path).st_size
         fits = fits and (not seal.parts or are_parts(seal.parts, seal.image_nbytes, raw=seal.raw))
         claimed = (seal.job, seal.save, seal.rank)
-        if seal.state is SlotState.FREE or claimed != (seat.job, request.save, seat.rank) or not fits:
+        if seal.state is SlotState.FREE or claimed != (connection.job, request.save, connection.rank) or not fits:
             raise _error("protocol", f"slot {request.slot} does not hold the sealed segment of {request.save}", "")
         if request.publication is not None:
-            self._keep(seat.job, request.save, request.publication)
+            self._keep(connection.job, request.save, request.publication)
         failpoints.reach("stage.segment-received")
         return ev.SegmentStaged(
-            job=seat.job,
+            job=connection.job,
             request=request.seq,
-            rank=seat.rank,
-            session=seat.session,
+            rank=connection.rank,
+            session=connection.session,
             world_size=seal.world_size,
             slot=request.slot,
             save=request.save,
@@ -157,7 +159,7 @@ class Door:
 
     def send(self, action: ToRank) -> None:
         """Delivers a message to a rank, if it is still there."""
-        identity = self._identities.get(Seat(action.job, action.rank, action.session))
+        identity = self._identities.get(RankConnection(action.job, action.rank, action.session))
         if identity is None:
             return
         point = _told_point(action.message)
@@ -165,22 +167,22 @@ class Door:
             failpoints.reach(f"{point[0]}.before-{point[1]}-told")
         message = action.message
         if isinstance(message, Attached):
-            self._let_in.add(Seat(action.job, action.rank, action.session))
+            self._let_in.add(RankConnection(action.job, action.rank, action.session))
             message = msgspec.structs.replace(message, warnings=[*message.warnings, *self.warnings])
         self.answer(identity, message)
         if point:
             failpoints.reach(f"{point[0]}.after-{point[1]}-told")
         refused = isinstance(action.message, Refused) and action.message.code in ("connect", "stale", "config")
-        if refused and Seat(action.job, action.rank, action.session) not in self._let_in:
+        if refused and RankConnection(action.job, action.rank, action.session) not in self._let_in:
             self._leave(identity)
 
     def answer(self, identity: bytes, message: Reply) -> None:
         """Delivers to a connection."""
         self._socket.send(identity, message)
 
-    def seat_of(self, identity: bytes) -> Seat | None:
+    def connection_of(self, identity: bytes) -> RankConnection | None:
         """Who sits behind a connection."""
-        return self._seats.get(identity)
+        return self._connections.get(identity)
 
     def unwatch(self, job: JobKey, rank: int, session: str) -> None:
         """The rank says goodbye: its rank file is of no use any more, though it may still hold it."""
@@ -189,13 +191,13 @@ class Door:
 
     def left(self, job: JobKey, rank: int, session: str) -> None:
         """The rank is gone or closed: its connection means nothing any more."""
-        self._leave(self._identities.get(Seat(job, rank, session)))
+        self._leave(self._identities.get(RankConnection(job, rank, session)))
 
     def _leave(self, identity: bytes | None) -> None:
-        seat = self._seats.pop(identity, None) if identity is not None else None
-        if seat is not None:
-            self._identities.pop(seat, None)
-            self._let_in.discard(seat)
+        connection = self._connections.pop(identity, None) if identity is not None else None
+        if connection is not None:
+            self._identities.pop(connection, None)
+            self._let_in.discard(connection)
 
 
 # What a request of a rank that is attached becomes. A HandOver is compared with its slot first.

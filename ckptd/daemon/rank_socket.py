@@ -11,7 +11,7 @@ from ckptd.shared.protocol.messages import MAX_MESSAGE_NBYTES, Refused, Reply, R
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class Incoming:
     """A request and who sent it; identity is ZeroMQ's, good for this connection only."""
 
     identity: bytes
@@ -38,9 +38,9 @@ class RankSocket:
         """For a zmq.Poller."""
         return self._socket
 
-    def receive(self, most: int = 256) -> list[Letter]:
+    def receive(self, most: int = 256) -> list[Incoming]:
         """Requests that wait, at most so many. What is no request is refused and counted."""
-        letters: list[Letter] = []
+        incoming: list[Incoming] = []
         for _ in range(most):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -50,11 +50,11 @@ class RankSocket:
                 self.refused += 1
                 continue
             try:
-                letters.append(Letter(frames[0], decode_request(frames[1])))
+                incoming.append(Incoming(frames[0], decode_request(frames[1])))
             except ProtocolError as error:
                 self.refused += 1
                 self.send(frames[0], Refused(reply_to=0, code=error.code, message=error.message, hint=error.hint))
-        return letters
+        return incoming
 
     def send(self, identity: bytes, message: Reply) -> None:
         """Queues a message; one to a peer that left or does not read is dropped."""

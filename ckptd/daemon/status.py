@@ -66,7 +66,7 @@ def _protection(job: Job) -> ProtectionView:
     if member.topology is not None:
         known = view_of(member.topology, unreachable=member.down)
         return replace(known, coordinator=member.coordinator, degraded=())
-    here = NodeView(job.node.node, "", tuple(sorted(job.node.ranks.seated)), True, 0, None)
+    here = NodeView(job.node.node, "", tuple(sorted(job.node.ranks.admitted)), True, 0, None)
     return ProtectionView(coordinator=job.node.coordinator, nodes=(here,))
 
 
@@ -173,9 +173,9 @@ def ranks(job: Job) -> list[RankStatus]:
     """Ranks that are attached here, or whose slots still are; as many as a status has room for."""
     out = []
     share = {slot.rank: slot.nbytes for slot in job.node.drain.share()}
-    for rank in sorted({slot.rank for slot in job.node.slots} | set(job.node.ranks.seated)):
+    for rank in sorted({slot.rank for slot in job.node.slots} | set(job.node.ranks.admitted)):
         slots = job.node.slots.of_rank(rank)
-        local, apart = job.node.ranks.seated.get(rank), job.node.ranks.apart(rank)
+        local, apart = job.node.ranks.admitted.get(rank), job.node.ranks.apart(rank)
         held = [slot.save for slot in slots if slot.save is not None]
         out.append(
             RankStatus(

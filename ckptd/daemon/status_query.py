@@ -30,7 +30,7 @@ _decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """For ``Told``."""
+    """For ``Answered``."""
     return _encoder.encode(answer)
 
 
@@ -42,7 +42,7 @@ def decode_answer(raw: bytes) -> Answer:
         raise ProtocolError(f"malformed answer of a node: {cut(error)}") from error
 
 
-class Survey:
+class StatusQuery:
     """Over when everybody has answered, or nobody has for a while."""
 
     def __init__(self, asked: Mapping[JobKey, Iterable[str]], now: float) -> None:
@@ -68,13 +68,13 @@ class Survey:
         return not self._left or now >= self.deadline
 
 
-def joined(own: JobStatus, here: str, report: NodeReport, survey: Survey) -> JobStatus:
+def joined(own: JobStatus, here: str, report: NodeReport, query: StatusQuery) -> JobStatus:
     """The whole job: what its coordinator knows, and of each node what its daemon said of itself.
 
     own, here, report: of the daemon that was asked. What its ranks hold and its errors stay its own.
     """
     job = JobKey(own.store, own.job)
-    answers = survey.answers.get(job, {})
+    answers = query.answers.get(job, {})
     whole = answers[own.coordinator].job if own.coordinator in answers else None
     base = whole if whole is not None and (whole.store, whole.job) == (own.store, own.job) else own
     reports = {here: report} | {node: answer.report for node, answer in answers.items()}
@@ -84,7 +84,7 @@ def joined(own: JobStatus, here: str, report: NodeReport, survey: Survey) -> Job
         ranks=own.ranks,
         errors=own.errors,
         nodes=[_with_ranks(node, base) for node in nodes],
-        silent=[node for node in survey.asked.get(job, ()) if node not in answers],
+        silent=[node for node in query.asked.get(job, ()) if node not in answers],
     )
 
 

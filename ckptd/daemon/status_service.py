@@ -12,11 +12,11 @@ import msgspec
 from ckptd import __version__
 from ckptd.arena.arena import Arena
 from ckptd.core.jobs import Catalogue, Job
-from ckptd.daemon import status as picture
-from ckptd.daemon.rank_socket import Letter
-from ckptd.daemon.status_query import Answer, Survey, decode_answer, encode_answer, joined
-from ckptd.daemon.steps_service import StepsDesk
-from ckptd.peers.packets import Ask, StepsAsked, StepsKnown, Told
+from ckptd.daemon import status as builder
+from ckptd.daemon.rank_socket import Incoming
+from ckptd.daemon.status_query import Answer, StatusQuery, decode_answer, encode_answer, joined
+from ckptd.daemon.steps_service import StepsService
+from ckptd.peers.packets import Answered, Ask, StepsAsked, StepsKnown
 from ckptd.peers.plane import PeerPlane
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import JobKey
@@ -49,18 +49,18 @@ class Sources:
 class _Waiting:
     """A letter whose answer waits for other nodes."""
 
-    letter: Letter
-    survey: Survey
+    incoming: Incoming
+    query: StatusQuery
     jobs: dict[int, JobKey] = field(default_factory=dict)  # id of the question -> what was asked
 
 
-class StatusDesk:
-    """Keeps the last errors. Nothing here blocks: a survey's answer is sent when ``tick`` finds it over."""
+class StatusService:
+    """Keeps the last errors. Nothing here blocks: a query's answer is sent when ``tick`` finds it over."""
 
     def __init__(self, sources: Sources, answer: Callable[[bytes, Reply], None]) -> None:
         self._from = sources
         self._answer = answer
-        self._steps = StepsDesk(sources.node, sources.catalogue, sources.plane, answer)
+        self._steps = StepsService(sources.node, sources.catalogue, sources.plane, answer)
         self._started = time.monotonic()
         self._waiting: list[_Waiting] = []
         self._said: dict[JobKey, tuple[float, bytes]] = {}  # to other daemons, and when
@@ -77,27 +77,27 @@ class StatusDesk:
 
     # --- ranks and the command line
 
-    def steps(self, letter: Letter, job: JobKey) -> None:
+    def steps(self, incoming: Incoming, job: JobKey) -> None:
         """AskSteps: checkpoints that a rank could restore, or why they are not known."""
-        self._steps.asked(letter, job, time.monotonic())
+        self._steps.asked(incoming, job, time.monotonic())
 
-    def asked(self, letter: Letter) -> None:
+    def asked(self, incoming: Incoming) -> None:
         """AskStatus: answered now, or once the other nodes were heard."""
-        request = letter.request
+        request = incoming.request
         if not (isinstance(request, AskStatus) and request.nodes) or len(self._waiting) >= _MAX_SURVEYS:
-            self._answer(letter.identity, StatusReply(reply_to=request.seq, status=self.status()))
+            self._answer(incoming.identity, StatusReply(reply_to=request.seq, status=self.status()))
             return
         others = {
             key: [node for node in job.node.membership.nodes if node != self._from.node]
             for key, job in self._from.catalogue.jobs.items()
         }
-        waiting = _Waiting(letter, Survey(others, time.monotonic()))
+        waiting = _Waiting(incoming, StatusQuery(others, time.monotonic()))
         for key, nodes in others.items():
             question = secrets.randbits(_QUESTION_BITS)
             waiting.jobs[question] = key
             for node in nodes:
                 if not self._from.plane.write(key, node, Ask(question, key)):
-                    waiting.survey.unasked(key, node)
+                    waiting.query.unasked(key, node)
         self._waiting.append(waiting)
 
     # --- other daemons
@@ -109,13 +109,13 @@ class StatusDesk:
                 case Ask(job=key):
                     job = self._from.catalogue.jobs.get(key)
                     if job is not None:
-                        self._from.plane.write(key, mail.node, Told(mail.body.id, self._answer_about(key, job)))
-                case Told():
+                        self._from.plane.write(key, mail.node, Answered(mail.body.id, self._answer_about(key, job)))
+                case Answered():
                     self._told(mail.node, mail.body)
                 case StepsAsked() | StepsKnown():
                     self._steps.hear(mail.node, mail.body, time.monotonic())
 
-    def _told(self, node: str, told: Told) -> None:
+    def _told(self, node: str, told: Answered) -> None:
         waiting = next((one for one in self._waiting if told.id in one.jobs), None)
         if waiting is None:
             return  # too late
@@ -124,7 +124,7 @@ class StatusDesk:
         except ProtocolError:
             self._from.plane.refused["malformed"] += 1
             return
-        waiting.survey.told(waiting.jobs[told.id], node, answer, time.monotonic())
+        waiting.query.told(waiting.jobs[told.id], node, answer, time.monotonic())
 
     def _answer_about(self, key: JobKey, job: Job) -> bytes:
         """Encoded, the same for all who ask at once: to say what it knows of 1,000 nodes takes a coordinator 40 ms."""
@@ -137,7 +137,7 @@ class StatusDesk:
     def _answer_of(self, key: JobKey, job: Job) -> Answer:
         whole = None
         if job.node.coordinator == self._from.node:
-            (whole,) = picture.jobs({key: job}, time.monotonic(), {})
+            (whole,) = builder.jobs({key: job}, time.monotonic(), {})
             whole = msgspec.structs.replace(whole, ranks=[])
         return Answer(report=self._report(key, job), job=whole)
 
@@ -153,24 +153,24 @@ class StatusDesk:
             budget_nbytes=self._from.arena.budget_nbytes(),
             used_nbytes=self._from.arena.used_nbytes,
             tightest_limit=self._from.arena.budget().tightest.name,
-            ranks=picture.ranks(job),
+            ranks=builder.ranks(job),
             problems=[problem[:_MAX_CHARS] for problem in problems[:MAX_PROBLEMS]],
         )
 
     # --- what is so
 
     def tick(self, now: float) -> None:
-        """Answers whose survey is over, and who asked for steps that are known by now."""
+        """Answers whose query is over, and who asked for steps that are known by now."""
         self._steps.tick(now)
-        for waiting in [one for one in self._waiting if one.survey.over(now)]:
+        for waiting in [one for one in self._waiting if one.query.over(now)]:
             self._waiting.remove(waiting)
-            status = self._surveyed(waiting.survey)
-            self._answer(waiting.letter.identity, StatusReply(reply_to=waiting.letter.request.seq, status=status))
+            status = self._answered(waiting.query)
+            self._answer(waiting.incoming.identity, StatusReply(reply_to=waiting.incoming.request.seq, status=status))
 
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""
-        surveys = [one.survey.deadline for one in self._waiting]
-        return min((due for due in (*surveys, self._steps.next_deadline()) if due is not None), default=None)
+        queries = [one.query.deadline for one in self._waiting]
+        return min((due for due in (*queries, self._steps.next_deadline()) if due is not None), default=None)
 
     @property
     def _uptime_s(self) -> float:
@@ -179,13 +179,13 @@ class StatusDesk:
     def _problems(self) -> list[str]:
         return [*list(self.own)[-_MAX_OWN:], *self._from.problems(), *self._from.plane.problems()][:MAX_ERRORS]
 
-    def _surveyed(self, survey: Survey) -> Status:
+    def _answered(self, query: StatusQuery) -> Status:
         status = self.status()
-        return msgspec.structs.replace(status, jobs=[self._joined(job, survey) for job in status.jobs])
+        return msgspec.structs.replace(status, jobs=[self._joined(job, query) for job in status.jobs])
 
-    def _joined(self, own: JobStatus, survey: Survey) -> JobStatus:
+    def _joined(self, own: JobStatus, query: StatusQuery) -> JobStatus:
         key = JobKey(own.store, own.job)
-        return joined(own, self._from.node, self._report(key, self._from.catalogue.jobs[key]), survey)
+        return joined(own, self._from.node, self._report(key, self._from.catalogue.jobs[key]), query)
 
     def status(self) -> Status:
         """Everything that this daemon knows of itself."""
@@ -200,7 +200,7 @@ class StatusDesk:
             budget_nbytes=arena.budget_nbytes(),
             used_nbytes=arena.used_nbytes,
             tightest_limit=arena.budget().tightest.name,
-            jobs=picture.jobs(self._from.catalogue.jobs, time.monotonic(), self.errors),
+            jobs=builder.jobs(self._from.catalogue.jobs, time.monotonic(), self.errors),
             workers=self._from.stores.status(),
             refused_messages=self._from.refused() + self._from.plane.refused.total(),
             errors=self._problems(),

@@ -8,7 +8,7 @@ import msgspec
 
 from ckptd.core.jobs import Catalogue, Job
 from ckptd.daemon import status
-from ckptd.daemon.rank_socket import Letter
+from ckptd.daemon.rank_socket import Incoming
 from ckptd.peers.packets import MAX_CHECKPOINTS, StepsAsked, StepsKnown
 from ckptd.peers.plane import PeerPlane
 from ckptd.shared.base.errors import CkptdError, PeerError, RestoreError
@@ -21,7 +21,7 @@ _PEER_PATIENCE_S = 8.0  # of another daemon: it shall hear why before its rank h
 _DOUBT_S = 3.0  # a coordinator that has just begun waits so long for store and nodes, before it says what it knows
 _AGAIN_S = 1.0  # a question may be lost with a link
 _MAX_QUESTIONS = 1 << 16  # of other daemons, at once; they ask again
-_QUESTION_BITS = 52  # as of StatusDesk
+_QUESTION_BITS = 52  # as of StatusService
 
 _Known = tuple[CheckpointStatus, ...]
 _Outcome = _Known | CkptdError
@@ -41,7 +41,7 @@ class _Question:
     again_at: float = 0.0
 
 
-class StepsDesk:
+class StepsService:
     """Nothing here blocks: ``tick`` answers what can be answered by now."""
 
     def __init__(
@@ -53,16 +53,16 @@ class StepsDesk:
         self._answer = answer
         self._open: dict[tuple[str, int], _Question] = {}  # by who asks ("": a rank here) and the id of the question
 
-    def asked(self, letter: Letter, job: JobKey, now: float) -> None:
+    def asked(self, incoming: Incoming, job: JobKey, now: float) -> None:
         """AskSteps of a rank of the job."""
 
         def answer(outcome: _Outcome) -> None:
-            seq = letter.request.seq
+            seq = incoming.request.seq
             if isinstance(outcome, CkptdError):
                 refusal = Refused(reply_to=seq, code=outcome.code, message=outcome.message, hint=outcome.hint)
-                self._answer(letter.identity, refusal)
+                self._answer(incoming.identity, refusal)
             else:
-                self._answer(letter.identity, Steps(reply_to=seq, checkpoints=list(outcome)))
+                self._answer(incoming.identity, Steps(reply_to=seq, checkpoints=list(outcome)))
 
         self._add("", secrets.randbits(_QUESTION_BITS), job, answer, now)
 
@@ -146,7 +146,7 @@ def _doubt(key: JobKey, job: Job) -> str:
     """What a coordinator that has just begun may not know yet; empty: it knows all."""
     if not job.coordinator.saves.ready:
         return f"store {key.store} has not answered"
-    if not job.coordinator.roll_call.complete:
+    if not job.coordinator.inventory.complete:
         return "not every node has said what it has in memory"
     return ""
 
@@ -155,7 +155,7 @@ def _silent(coordinator: str, job: JobKey) -> CkptdError:
     if not coordinator:
         return RestoreError(f"this daemon has nothing of job {job.job} any more", hint="connect again")
     text = f"node {coordinator}, which coordinates job {job.job}, did not answer within {PATIENCE_S:g} s: only it knows"
-    hint = f"ckptd status --nodes; if its daemon is gone, start ckptd on {coordinator} again, or start the job anew"
+    hint = f"ckptd status --nodes; if its daemon is gone, start ckptd on {coordinator} again, or start the job again"
     return PeerError(f"{text} which steps can be restored", hint=hint)
 
 

@@ -7,7 +7,7 @@ from ckptd.core import events as ev
 from ckptd.core.jobs import Catalogue
 from ckptd.core.last_drain import LastDrain
 from ckptd.daemon import systemd
-from ckptd.daemon.rank_socket import Letter
+from ckptd.daemon.rank_socket import Incoming
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.base.log_line import line
 from ckptd.system.config import Config
@@ -28,7 +28,7 @@ class Stopping:
         self._handle = handle
         self.asked = 0  # how often: a second signal ends it at once
         self.until: float | None = None  # at the latest, once it has begun
-        self.waiters: list[Letter] = []  # who is told when it ends
+        self.waiters: list[Incoming] = []  # requests to answer when it ends
         self._signalled = False  # by somebody who ends the ranks as well, not by ckptd stop
         self._homeless = False  # the arena was removed: nothing lies there that could be drained
         self._last_drains: dict[JobKey, LastDrain] = {}

@@ -14,7 +14,7 @@ _SOON_S = 3.0  # a command that waits for its answer gives up after 5 s
 
 
 class StoreLooks:
-    """``note_all`` is told what is not as it should be, ``finish_left`` that what was left behind may be finished."""
+    """``note_all`` receives problems, ``finish_left`` is called when leftovers may be finished."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the daemon's parts
         self,

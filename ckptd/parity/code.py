@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ckptd.parity.streams import column_nbytes
 from ckptd.shared.format.schemes.layout import Equation, Layout, Symbol
 from ckptd.shared.format.slot import PAGE, align_up
-from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.parity_types import ParityChunk
 
 
 class Step(NamedTuple):
@@ -104,10 +104,10 @@ class Code:
         return tuple((group, self.width + place) for place, group in held)
 
 
-def code_of(piece: Piece) -> Code:
-    """The shape of the piece's set. Raises ValueError when it cannot be one."""
-    longest = max(map(column_nbytes, piece.columns), default=0)
-    return Code(piece.scheme.layout, len(piece.columns), longest)
+def code_of(parity_chunk: ParityChunk) -> Code:
+    """The shape of the parity chunk's set. Raises ValueError when it cannot be one."""
+    longest = max(map(column_nbytes, parity_chunk.columns), default=0)
+    return Code(parity_chunk.scheme.layout, len(parity_chunk.columns), longest)
 
 
 def schedule(

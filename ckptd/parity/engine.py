@@ -29,7 +29,7 @@ class Pull:
     """One task's way from the sources to its outputs in ``into``.
 
     verify: compare every byte pulled with the digests of its segment; without, the caller checks what comes out.
-    table is told what comes out.
+    table receives the output.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the daemon's part, then the work
@@ -123,8 +123,8 @@ class Pull:
             self._ask_of(node, asked)
 
     def _ask_of(self, node: str, ranges: list[wire.Range]) -> None:
-        piece = self._map.piece
-        self._source(node).ask(self._job, piece.save, piece.epoch, ranges)
+        parity_chunk = self._map.parity_chunk
+        self._source(node).ask(self._job, parity_chunk.save, parity_chunk.epoch, ranges)
 
     # --- digest tables of the segments that are pulled
 
@@ -209,8 +209,15 @@ class Pull:
 
     def _accuse(self, node: str, span: Span) -> None:
         """Whose fault it is that a block does not match its digest: the node is asked to look at its own copy."""
-        rank, piece = span.seal.rank, self._map.piece
-        look(self._sources, node, self._job, piece.save, [wire.Range(rank, span.offset, 0, True)], piece.epoch)
+        rank, parity_chunk = span.seal.rank, self._map.parity_chunk
+        look(
+            self._sources,
+            node,
+            self._job,
+            parity_chunk.save,
+            [wire.Range(rank, span.offset, 0, True)],
+            parity_chunk.epoch,
+        )
         raise DamagedError(f"node {node}: block {span.block} of rank {rank} was damaged on the wire")
 
 

@@ -3,7 +3,7 @@
 ::
 
     0        nbytes   record_offset                                     capacity-8192  capacity
-    | parity | pad to 4096 | record: piece, digest of every 16 MiB block | unused .. | seal A | seal B |
+    | parity | pad to 4096 | record: parity chunk, digest of every 16 MiB block | unused .. | seal A | seal B |
 
 What is not sealed is worth nothing, whatever it holds. Memory is dear to touch for the first time: a file that is given
 back waits under another name for the next parity; two are kept for each job.
@@ -32,7 +32,7 @@ from ckptd.shared.format.digest import DIGEST_NBYTES, block_count, blocks
 from ckptd.shared.format.integrity import Purpose
 from ckptd.shared.format.manifest import ParityRecord
 from ckptd.shared.format.slot import PAGE, SEALS_NBYTES, align_up
-from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.system import failpoints
 
 KEPT: Final = 2  # files per job, in use or spare
@@ -50,14 +50,14 @@ class ParityFile:
         if self._seal.job != job:
             raise PeerError(f"parity file {name} is not sealed")
         self.record = read_record(self._all, self._seal, name, self._integrity)
-        self.piece = self.record.piece
+        self.parity_chunk = self.record.parity_chunk
         self.nbytes = self._seal.nbytes
         self._checked: set[int] = set()
 
     @property
     def store_record(self) -> ParityRecord:
         """What a vote says of it, once it lies on the store."""
-        return store_record(self.piece, self._seal)
+        return store_record(self.parity_chunk, self._seal)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """Parity bytes."""
@@ -99,8 +99,8 @@ class Parities:
 
     # --- start
 
-    def scan(self) -> list[tuple[JobKey, Piece]]:
-        """Every whole piece found at start; what is not whole is removed."""
+    def scan(self) -> list[tuple[JobKey, ParityChunk]]:
+        """Every whole parity chunk found at start; what is not whole is removed."""
         found = []
         jobs = os.path.join(self.arena.path, arena_paths.JOBS)
         for entry in sorted(os.listdir(jobs)):
@@ -119,8 +119,8 @@ class Parities:
                     found.append(whole)
         return found
 
-    def _whole(self, path: str, entry: str) -> tuple[JobKey, Piece] | None:
-        """Job and piece of a sealed file that lies where it belongs."""
+    def _whole(self, path: str, entry: str) -> tuple[JobKey, ParityChunk] | None:
+        """Job and parity chunk of a sealed file that lies where it belongs."""
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < SEALS_NBYTES or os.fstat(file.fileno()).st_blocks * 512 < size:
@@ -132,26 +132,28 @@ class Parities:
             file.seek(seal.record_offset)
             raw = file.read(seal.record_nbytes)
         try:
-            piece = decode_record(raw, seal.nbytes, seal.record_digest, path, self.arena.integrity).piece
+            parity_chunk = decode_record(raw, seal.nbytes, seal.record_digest, path, self.arena.integrity).parity_chunk
         except DamagedError:
             return None
         there = os.path.join(arena_paths.JOBS, entry, os.path.basename(path))
-        belongs = os.path.join(arena_paths.job_dir(seal.job), arena_paths.parity_name(piece.save, piece.epoch))
-        return (seal.job, piece) if there == belongs else None
+        belongs = os.path.join(
+            arena_paths.job_dir(seal.job), arena_paths.parity_name(parity_chunk.save, parity_chunk.epoch)
+        )
+        return (seal.job, parity_chunk) if there == belongs else None
 
     # --- life of a file
 
     def sealed(self, job: JobKey, save: SaveId, epoch: int) -> bool:
-        """Whether the piece is whole."""
+        """Whether the parity chunk is whole."""
         try:
             return open_parity(self.arena, job, save, epoch) is not None
         except DamagedError:
             return False  # it is made again
 
-    def make(self, job: JobKey, piece: Piece) -> str:
-        """A file for the piece, free and with its memory. Blocks. Raises BudgetError, OSError."""
-        name = arena_paths.parity_name(piece.save, piece.epoch)
-        need = _capacity(code_of(piece).parity_nbytes, len(encode_record(piece, b"")))
+    def make(self, job: JobKey, parity_chunk: ParityChunk) -> str:
+        """A file for the parity chunk, free and with its memory. Blocks. Raises BudgetError, OSError."""
+        name = arena_paths.parity_name(parity_chunk.save, parity_chunk.epoch)
+        need = _capacity(code_of(parity_chunk).parity_nbytes, len(encode_record(parity_chunk, b"")))
         self.arena.job_path(job)
         with self._lock:
             sizes = self.arena.sizes(job, arena_paths.PARITY_SUFFIX)
@@ -166,16 +168,16 @@ class Parities:
                 return name
             for spare in [n for n in sizes if n.startswith("spare-")]:
                 self.arena.unlink(job, spare)  # of no use to this job any more
-            self.arena.reserve(0, 1, need, f"parity of step {piece.save.step}")
+            self.arena.reserve(0, 1, need, f"parity of step {parity_chunk.save.step}")
         self.arena.allocate_file(job, name, need)
         return name
 
-    def seal(self, job: JobKey, name: str, piece: Piece, table: bytes) -> None:
+    def seal(self, job: JobKey, name: str, parity_chunk: ParityChunk, table: bytes) -> None:
         """Writes the record with the digest table of the parity, and only then the seal. Blocks."""
         view = self.arena.view(job, name)
-        nbytes = code_of(piece).parity_nbytes
+        nbytes = code_of(parity_chunk).parity_nbytes
         failpoints.reach("encode.before-record")
-        raw = encode_record(piece, table)
+        raw = encode_record(parity_chunk, table)
         record_digest = self.arena.integrity.digest(raw, Purpose.PARITY_RECORD)
         seal = ParitySeal(job=job, nbytes=nbytes, record_nbytes=len(raw), record_digest=record_digest)
         view[seal.record_offset : seal.record_offset + len(raw)] = raw
@@ -184,7 +186,7 @@ class Parities:
         failpoints.reach("encode.after-seal")
 
     def give_back(self, job: JobKey, save: SaveId, epoch: int, *, keep: bool = True) -> None:
-        """The piece is no more. Its memory is kept for the next one, or freed, which blocks."""
+        """The parity chunk is no more. Its memory is kept for the next one, or freed, which blocks."""
         name = arena_paths.parity_name(save, epoch)
         with self._lock:
             sizes = self.arena.sizes(job, arena_paths.PARITY_SUFFIX)

@@ -9,7 +9,7 @@ from ckptd.parity.code import Code, Step, code_of, schedule
 from ckptd.parity.streams import TAIL, Span, block_range, spans, start_of
 from ckptd.shared.base.errors import PeerError
 from ckptd.shared.format.schemes.layout import Symbol
-from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.parity_types import ParityChunk
 
 PARITY = -1  # in place of a rank
 
@@ -51,19 +51,19 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A set and where its bytes are: homes by rank, pieces by member."""
+    """A set and where its bytes are: homes by rank, parity chunks by member."""
 
-    piece: Piece
+    parity_chunk: ParityChunk
     homes: Mapping[int, str]
-    pieces: Mapping[int, str]
+    parity_chunks: Mapping[int, str]
     code: Code
 
     # --- tasks
 
     def encode(self) -> list[Task]:
-        """The parities that the piece's own member stores."""
+        """The parities that the parity chunk's own member stores."""
         tasks = []
-        for place, (group, column) in enumerate(self.code.stored(self.piece.index)):
+        for place, (group, column) in enumerate(self.code.stored(self.parity_chunk.index)):
             parity = range(self.code.width, self.code.columns)
             wanted = [Symbol(column, row) for row in range(self.code.rows)]
             steps = schedule(self.code.equations, parity, wanted)
@@ -76,8 +76,10 @@ class Map:
 
     def rebuild(self, rank: int) -> list[Task]:
         """A lost segment's bytes. Raises PeerError when more is lost than the scheme can bear."""
-        member = next(i for i, column in enumerate(self.piece.columns) if any(s.rank == rank for s in column.seals))
-        column = self.piece.columns[member]
+        member = next(
+            i for i, column in enumerate(self.parity_chunk.columns) if any(s.rank == rank for s in column.seals)
+        )
+        column = self.parity_chunk.columns[member]
         start = start_of(column, rank)
         stop = start + next(seal for seal in column.seals if seal.rank == rank).content_nbytes
         tasks: list[Task] = []
@@ -104,18 +106,18 @@ class Map:
             steps = schedule(self.code.equations, lost | {mine}, wanted)
             if steps is None:
                 raise PeerError(
-                    f"{self.piece.save}: {len(lost | {mine})} of {self.code.members} parts of a group are lost, "
-                    f"{self.piece.scheme} bears {self.piece.scheme.losses}"
+                    f"{self.parity_chunk.save}: {len(lost | {mine})} of {self.code.members} parts of a group are lost, "
+                    f"{self.parity_chunk.scheme} bears {self.parity_chunk.scheme.losses}"
                 )
             outputs = tuple((s, s.row * symbol + lo + shift) for s in wanted)
             yield Task(group, lo, hi, steps, outputs)
 
     def _lost(self, group: int, column: int) -> bool:
         if column >= self.code.width:
-            return self.code.holders(group)[column - self.code.width] not in self.pieces
+            return self.code.holders(group)[column - self.code.width] not in self.parity_chunks
         member = self.code.data(group)[column]
         base = self.code.chunk(member, group) * self.code.chunk_nbytes
-        inside = spans(self.piece.columns[member], base, base + self.code.chunk_nbytes)
+        inside = spans(self.parity_chunk.columns[member], base, base + self.code.chunk_nbytes)
         return any(span.seal.rank not in self.homes for span in inside)
 
     # --- frames
@@ -125,12 +127,12 @@ class Map:
         base = symbol.row * self.code.symbol_nbytes
         if symbol.column >= self.code.width:
             place = symbol.column - self.code.width
-            node = self.pieces[self.code.holders(task.group)[place]]
+            node = self.parity_chunks[self.code.holders(task.group)[place]]
             yield Frame(node, PARITY, place * self.code.chunk_nbytes + base + lo, hi - lo, 0, None, False)
             return
         member = self.code.data(task.group)[symbol.column]
         base += self.code.chunk(member, task.group) * self.code.chunk_nbytes
-        for span in spans(self.piece.columns[member], base + lo, base + hi):
+        for span in spans(self.parity_chunk.columns[member], base + lo, base + hi):
             segment = base + lo + span.at - span.offset  # where in the column the segment begins
             start, stop = block_range(span.seal, span.block)
             whole = span.block != TAIL and base + task.first <= segment + start and segment + stop <= base + task.last
@@ -138,11 +140,13 @@ class Map:
             yield Frame(node, span.seal.rank, span.offset, span.nbytes, span.at, span, whole)
 
 
-def map_of(piece: Piece, homes: Mapping[int, str], pieces: Mapping[int, str]) -> Map:
-    """The set of a piece, with where everything is now."""
-    return Map(piece, homes, pieces, code_of(piece))
+def map_of(parity_chunk: ParityChunk, homes: Mapping[int, str], parity_chunks: Mapping[int, str]) -> Map:
+    """The set of a parity chunk, with where everything is now."""
+    return Map(parity_chunk, homes, parity_chunks, code_of(parity_chunk))
 
 
-def at_home(piece: Piece) -> Map:
+def at_home(parity_chunk: ParityChunk) -> Map:
     """The set with every column at its own node and no parity yet, as it is encoded."""
-    return map_of(piece, {seal.rank: column.node for column in piece.columns for seal in column.seals}, {})
+    return map_of(
+        parity_chunk, {seal.rank: column.node for column in parity_chunk.columns for seal in column.seals}, {}
+    )

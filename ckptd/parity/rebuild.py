@@ -17,7 +17,7 @@ from ckptd.shared.bulk.sockets import Cancel
 from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, KIND, block_count
 from ckptd.shared.format.integrity import KEYED_KIND, Integrity, Purpose
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, align_up
-from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.system import failpoints
 
 THREADS: Final = 2
@@ -62,14 +62,14 @@ def copy_segment(place: Place, node: str, sources: Sources, progress: Progress) 
 
 def rebuild_segment(  # noqa: PLR0913, PLR0917 - what there is, where it is, and how to get it
     place: Place,
-    piece: Piece,
+    parity_chunk: ParityChunk,
     homes: Mapping[int, str],
-    pieces: Mapping[int, str],
+    parity_chunks: Mapping[int, str],
     sources: Sources,
     progress: Progress,
 ) -> Fetched:
-    """The segment as the rest of its set says it was: homes by rank, pieces by member. Raises as copy_segment does."""
-    where = map_of(piece, {r: n for r, n in homes.items() if r != place.seal.rank}, pieces)
+    """The segment, rebuilt from the rest of its set: homes by rank, parity by member. Raises as copy_segment does."""
+    where = map_of(parity_chunk, {r: n for r, n in homes.items() if r != place.seal.rank}, parity_chunks)
     tasks = where.rebuild(place.seal.rank)
     table = Table(place.seal.image_nbytes, place.arena.integrity)
 
@@ -85,7 +85,7 @@ def rebuild_segment(  # noqa: PLR0913, PLR0917 - what there is, where it is, and
             length = task.last - task.first
             if any(offset < stop and start < offset + length for _, offset in task.outputs):
                 for node, ranges in _inputs(where, task).items():
-                    look(sources, node, place.job, piece.save, ranges, piece.epoch)
+                    look(sources, node, place.job, parity_chunk.save, ranges, parity_chunk.epoch)
 
     return _fetch(place, fill, accuse, table)
 

@@ -14,7 +14,7 @@ from ckptd.shared.format.digest import DIGEST_NBYTES, KIND, block_count, digest
 from ckptd.shared.format.integrity import KEYED_KIND, XXH3, Integrity, KeyId, Purpose
 from ckptd.shared.format.manifest import ParityRecord
 from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, align_up
-from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.parity_types import ParityChunk
 
 MAX_MEMBERS: Final = 100
 _MAGIC: Final = b"CKPTDPY1"
@@ -39,7 +39,7 @@ class ParitySeal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What the parity is of, and the digests of its blocks."""
 
-    piece: Piece
+    parity_chunk: ParityChunk
     table: Annotated[bytes, msgspec.Meta(max_length=1 << 30)]
 
 
@@ -50,9 +50,9 @@ _record_decoder = msgspec.msgpack.Decoder(Record)
 # --- the record
 
 
-def encode_record(piece: Piece, table: bytes) -> bytes:
+def encode_record(parity_chunk: ParityChunk, table: bytes) -> bytes:
     """As it lies behind the parity."""
-    return msgspec.msgpack.encode(Record(piece=piece, table=table))
+    return msgspec.msgpack.encode(Record(parity_chunk=parity_chunk, table=table))
 
 
 def decode_record(raw: bytes, nbytes: int, record_digest: bytes, where: str, integrity: Integrity = XXH3) -> Record:
@@ -61,15 +61,15 @@ def decode_record(raw: bytes, nbytes: int, record_digest: bytes, where: str, int
         raise DamagedError(f"parity file {where}: its record does not match its digest")
     try:
         record = _record_decoder.decode(raw)
-        code = code_of(record.piece)
+        code = code_of(record.parity_chunk)
     except (*MALFORMED, ValueError) as error:
         raise DamagedError(f"parity file {where}: its record is malformed: {cut(error)}") from None
     if code.members > MAX_MEMBERS:
         raise DamagedError(f"parity file {where}: its record is of {code.members} members")
     if code.parity_nbytes != nbytes or len(record.table) != block_count(nbytes) * DIGEST_NBYTES:
         raise DamagedError(f"parity file {where}: its record and its bytes do not fit together")
-    if not 0 <= record.piece.index < len(record.piece.columns):
-        raise DamagedError(f"parity file {where}: its record is of member {record.piece.index}, which is none")
+    if not 0 <= record.parity_chunk.index < len(record.parity_chunk.columns):
+        raise DamagedError(f"parity file {where}: its record is of member {record.parity_chunk.index}, which is none")
     return record
 
 
@@ -79,15 +79,15 @@ def read_record(view: memoryview, seal: ParitySeal, name: str, integrity: Integr
     return decode_record(raw, seal.nbytes, seal.record_digest, name, integrity)
 
 
-def set_name(piece: Piece) -> str:
-    """Of the piece's set, by its content: what is protected, how, and for which topology."""
-    said = msgspec.msgpack.encode((piece.save, piece.epoch, piece.scheme, piece.columns))
+def set_name(parity_chunk: ParityChunk) -> str:
+    """Of the parity chunk's set, by its content: what is protected, how, and for which topology."""
+    said = msgspec.msgpack.encode((parity_chunk.save, parity_chunk.epoch, parity_chunk.scheme, parity_chunk.columns))
     return digest(said).hex()[:16]
 
 
-def store_record(piece: Piece, seal: ParitySeal) -> ParityRecord:
-    """What a vote says of the piece. Its file is named by content: one of that name need never be written twice."""
-    name = f"{set_name(piece)}-{piece.index:02d}.parity"
+def store_record(parity_chunk: ParityChunk, seal: ParitySeal) -> ParityRecord:
+    """The vote's record of the parity chunk. Its file is named by content, so no file is ever written twice."""
+    name = f"{set_name(parity_chunk)}-{parity_chunk.index:02d}.parity"
     return ParityRecord(name, seal.nbytes, seal.record_nbytes, seal.record_digest)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.slot import Seal
-from ckptd.shared.protocol.parity_types import Column
+from ckptd.shared.protocol.parity_types import DataColumn
 
 TAIL = -1  # the block number of all that follows the padding
 
@@ -24,12 +24,12 @@ class Span(NamedTuple):
     at: int
 
 
-def column_nbytes(column: Column) -> int:
+def column_nbytes(column: DataColumn) -> int:
     """Bytes of the column, not padded to the longest."""
     return sum(seal.content_nbytes for seal in column.seals)
 
 
-def start_of(column: Column, rank: int) -> int:
+def start_of(column: DataColumn, rank: int) -> int:
     """Where in the column the rank's segment begins. Raises KeyError when it has none there."""
     start = 0
     for seal in column.seals:
@@ -39,7 +39,7 @@ def start_of(column: Column, rank: int) -> int:
     raise KeyError(rank)
 
 
-def spans(column: Column, start: int, stop: int) -> Iterator[Span]:
+def spans(column: DataColumn, start: int, stop: int) -> Iterator[Span]:
     """What lies in column bytes start to stop, in order. What no span covers is zeros."""
     base = 0
     for seal in column.seals:

@@ -5,7 +5,7 @@ from ckptd.shared.format.integrity import XXH3, Hasher, Integrity
 
 
 class Table:
-    """Digests of the blocks of nbytes, as far as the bytes of each are told in order; what is beyond is passed over.
+    """Digests of the blocks of nbytes, as far as the bytes of each come in order; what is beyond is passed over.
 
     Threads may take turns in a block, and have different ones at once.
     """

@@ -1,1 +1,1 @@
-"""The control plane between daemons: who they are, links between their lives, sockets."""
+"""The control plane between daemons: identities, links between processes, sockets."""

@@ -1,4 +1,4 @@
-"""Where peers serve bytes, and who may fetch them here: an address, a link id and a secret for each tie of a link."""
+"""Where peers serve bytes, and which may fetch them here: an address, a link id and a secret for each connection."""
 
 import secrets
 from typing import NamedTuple
@@ -48,7 +48,7 @@ class Offers:
         return remote.host, bulk.port, bulk.link_id, bulk.secret
 
     def withdraw(self, remote: Remote) -> None:
-        """The tie is over: neither offer holds."""
+        """The connection is over: neither offer holds."""
         self._withdraw_guest(remote)
         remote.bulk = None
 

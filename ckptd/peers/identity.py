@@ -59,9 +59,9 @@ class Identity:
     problem: str = ""
 
     def keep_port(self, port: int) -> None:
-        """Notes the port for the next daemon of this arena, which its peers then find without a word.
+        """Notes the port for the next daemon of this arena, which its peers then find by themselves.
 
-        Where it cannot, they are told in so many words.
+        A failure is logged.
         """
         if port != self.kept_port:
             try:

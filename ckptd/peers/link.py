@@ -1,8 +1,9 @@
-"""A reliable link between two daemons' lives, pure: packets and times in, packets and news out.
+"""A reliable link between two daemon processes, pure: packets and times in, packets and updates out.
 
-Each side has an *end*, a random number. An end is tied to one end of the other side, once, and thrown away with the
-tie. Only a packet that names the receiver's newest end ties it: whoever sent it lived after that end was made, so no
-packet of an earlier life, however late, is taken for news. Between two tied ends bodies arrive in order, once.
+Each side has an *end*, a random number that is the epoch of its connection. An end is connected to one end of the other
+side, once, and discarded with the connection. Only a packet that names the receiver's newest end connects it: its
+sender ran after that end was made, so a late packet of an earlier process changes nothing. Between two connected ends
+bodies arrive in order, once.
 """
 
 from collections import deque
@@ -43,23 +44,23 @@ class Got:
     body: bytes
 
 
-News = Up | Down | Got
+Update = Up | Down | Got
 
 
 class Link:
     """This side of one link. After each call of ``send`` and ``receive``, ``step`` gives what is to be sent."""
 
-    def __init__(self, *, life: int, timeout_s: float, new_end: Callable[[], int]) -> None:
-        self._life = life
+    def __init__(self, *, instance: int, timeout_s: float, new_end: Callable[[], int]) -> None:
+        self._instance = instance
         self._timeout_s = timeout_s
         self._new_end = new_end
         self._end = new_end()
-        self._peer_end = 0  # 0: not tied
-        self._peer_life: int | None = None
-        self._heard_end = 0  # of an untied link: whom to answer
-        self._spare: int | None = None  # of a tied link: the end offered to a newer life that says hello
+        self._peer_end = 0  # 0: not connected
+        self._peer_instance: int | None = None
+        self._heard_end = 0  # of a link that is not connected: the end to answer
+        self._spare: int | None = None  # of a connected link: the end offered to a newer process that sends hello
         self._offers: list[Packet] = []
-        self._news: list[News] = []
+        self._updates: list[Update] = []
         self._hello_at: float | None = None
         self._hello_wait_s = _HELLO_S
         self._start_over()
@@ -78,7 +79,7 @@ class Link:
 
     @property
     def up(self) -> bool:
-        """Whether the ends are tied."""
+        """Whether the ends are connected."""
         return self._peer_end != 0
 
     @property
@@ -86,10 +87,10 @@ class Link:
         """Bodies that are not acknowledged."""
         return len(self._queue)
 
-    def take_news(self) -> list[News]:
+    def take_updates(self) -> list[Update]:
         """What happened since the last call, in order."""
-        news, self._news = self._news, []
-        return news
+        updates, self._updates = self._updates, []
+        return updates
 
     def send(self, body: bytes) -> bool:
         """Queues a body; False when the link is down, or is given up because too much waits."""
@@ -109,17 +110,17 @@ class Link:
             self._take(packet, now)
         elif not self.up:
             if packet.to == self._end:
-                self._tie(packet, now)
+                self._connect(packet, now)
             else:
                 self._heard_end = packet.end
                 self._hello_at, self._hello_wait_s = now, _HELLO_S
         elif self._spare is not None and packet.to == self._spare:
             self._end, self._spare = self._spare, None
-            self._tie(packet, now)
+            self._connect(packet, now)
         elif packet.hello:
-            # A newer life, or a packet that is late. The present tie holds until somebody answers to the spare end.
+            # A newer process, or a late packet. The present connection holds until a packet answers to the spare end.
             self._spare = self._spare or self._new_end()
-            self._offers = [Packet(self._life, self._spare, packet.end)]
+            self._offers = [Packet(self._instance, self._spare, packet.end)]
 
     def step(self, now: float) -> list[Packet]:
         """Packets to send now."""
@@ -138,23 +139,23 @@ class Link:
         return min(times)
 
     def restart(self, reason: str) -> None:
-        """Gives the present tie up, if there is one, and says hello anew."""
+        """Gives up the present connection, if there is one, and sends hello again."""
         if self.up:
             self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:
-        self._news.append(Down(reason))
+        self._updates.append(Down(reason))
         self._heard_end, self._peer_end = self._peer_end, 0
         self._end, self._spare = self._new_end(), None
         self._hello_at, self._hello_wait_s = None, _HELLO_S
         self._start_over()
 
-    def _tie(self, packet: Packet, now: float) -> None:
+    def _connect(self, packet: Packet, now: float) -> None:
         self._start_over()
         self._peer_end, self._heard_end = packet.end, 0
-        self._news.append(Up(fresh=packet.life != self._peer_life))
-        self._peer_life = packet.life
-        self._ack_due = True  # the other side may wait for it to be tied too
+        self._updates.append(Up(fresh=packet.instance != self._peer_instance))
+        self._peer_instance = packet.instance
+        self._ack_due = True  # the other side may wait for it to be connected too
         self._take(packet, now)
 
     def _take(self, packet: Packet, now: float) -> None:
@@ -169,7 +170,7 @@ class Link:
             self._ack_due = True
             if packet.seq == self._received + 1:  # what is ahead of its turn comes again
                 self._received += 1
-                self._news.append(Got(packet.body))
+                self._updates.append(Got(packet.body))
 
     def _bodies(self, now: float) -> list[Packet]:
         if self._queue and self._sent_seq >= self._queue[0][0] and now >= self._resend_at:
@@ -198,7 +199,7 @@ class Link:
             return []
         self._hello_at = now + self._hello_wait_s
         self._hello_wait_s = min(2 * self._hello_wait_s, _HELLO_MAX_S)
-        return [Packet(self._life, self._end, self._heard_end, hello=True)]
+        return [Packet(self._instance, self._end, self._heard_end, hello=True)]
 
     def _packet(self, seq: int = 0, body: bytes = b"") -> Packet:
-        return Packet(self._life, self._end, self._peer_end, False, seq, self._received, body)
+        return Packet(self._instance, self._end, self._peer_end, False, seq, self._received, body)

@@ -26,10 +26,10 @@ Seq = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 class Packet(msgspec.Struct, frozen=True, array_like=True):
     """One step of a link. ``end`` and ``to`` are the sender's and the receiver's end of it; 0 is not known."""
 
-    life: End  # of the sender's process
+    instance: End  # of the sender's process
     end: End
     to: End
-    hello: bool = False  # the sender's end is not tied to another one yet
+    hello: bool = False  # the sender's end is not connected yet
     seq: Seq = 0  # of the body; 0: there is none
     ack: Seq = 0  # all up to this one were received
     body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_NBYTES)] = b""
@@ -50,7 +50,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Opening(msgspec.Struct, array_like=True):
-    """What an envelope of any version says of its sender."""
+    """The sender fields of an envelope of any version."""
 
     version: int
     sender: NodeName
@@ -80,20 +80,20 @@ class Bulk(msgspec.Struct, frozen=True, array_like=True, tag="bulk"):
     secret: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
-class Word(msgspec.Struct, frozen=True, array_like=True, tag="word"):
+class Message(msgspec.Struct, frozen=True, array_like=True, tag="message"):
     """A message between nodes, as ckptd.shared.protocol.node_messages makes it."""
 
     message: bytes
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
-    """What the receiver says of itself and the job, for a status. It may stay unanswered."""
+    """Asks for the report of the receiver on itself and the job, for a status. It may stay unanswered."""
 
     id: Seq
     job: JobKey
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+class Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
     """The answer to the receiver's Ask of that id, as ckptd.daemon.status_query makes it."""
 
     id: Seq
@@ -115,8 +115,8 @@ class StepsKnown(msgspec.Struct, frozen=True, array_like=True, tag="steps-known"
     problem: Annotated[str, msgspec.Meta(max_length=4096)] = ""
 
 
-Mail = Ask | Told | StepsAsked | StepsKnown  # read by the loop, not by the core
-Body = Join | Leave | Bulk | Word | Mail
+Mail = Ask | Answered | StepsAsked | StepsKnown  # read by the loop, not by the core
+Body = Join | Leave | Bulk | Message | Mail
 
 _HINT = "install one version of ckptd on all nodes and restart the daemons"
 

@@ -22,8 +22,8 @@ from ckptd.peers.packets import (
     Join,
     Leave,
     Mail,
+    Message,
     StepsAsked,
-    Word,
     decode_body,
     decode_envelope,
     encode_body,
@@ -75,7 +75,7 @@ class PeerPlane:
         self._node = identity.node
         self._timeout_s = timeout_s
         self._clock = clock
-        self._life = _random()
+        self._instance = _random()
         self._remotes: dict[tuple[str, str], Remote] = {}  # by node and key
         self._jobs: dict[JobKey, dict[str, Remote]] = {}  # by node
         self._unconnected: deque[Remote] = deque()
@@ -137,7 +137,7 @@ class PeerPlane:
             self._part(remote, job)
 
     def forget(self, job: JobKey) -> None:
-        """The job is over here: its peers are told, and those of no other job are dropped."""
+        """The job is over here: notifies its peers, and drops those of no other job."""
         self._topologies.pop(job, None)
         for remote in self._jobs.pop(job, {}).values():
             self._part(remote, job, tell=False)
@@ -147,7 +147,7 @@ class PeerPlane:
         remote = self._up_for(job, node)
         if remote is None:
             return False
-        sent = self._say(remote, Word(node_messages.encode(message)))
+        sent = self._say(remote, Message(node_messages.encode(message)))
         self._flush(remote)
         return sent
 
@@ -173,7 +173,7 @@ class PeerPlane:
         return mail
 
     def carry(self, action: ToNode) -> None:
-        """Sends to the node, or to all others of the job. One that is not up gets nothing: it is told anew later."""
+        """Sends to the node, or to all others of the job. One that is not up gets nothing; it is resent later."""
         nodes = [action.node] if action.node is not None else list(self._jobs.get(action.job, {}))
         for node in nodes:
             try:
@@ -184,7 +184,7 @@ class PeerPlane:
     def _remote(self, peer: Peer) -> Remote:
         place = (peer.node, peer.key)
         if place not in self._remotes:
-            link = Link(life=self._life, timeout_s=self._timeout_s, new_end=_random)
+            link = Link(instance=self._instance, timeout_s=self._timeout_s, new_end=_random)
             remote = Remote(self._context, peer, self._identity.keys, link)
             remote.down_since = self._clock()
             self._remotes[place] = remote
@@ -302,10 +302,10 @@ class PeerPlane:
         while True:
             for packet in remote.link.step(now):
                 remote.transmit(wrap(packet, self._node, remote.peer.node, self.peer.endpoint))
-            news = remote.link.take_news()
-            if not news:
+            updates = remote.link.take_updates()
+            if not updates:
                 break
-            for item in news:
+            for item in updates:
                 match item:
                     case Up():
                         self._up(remote, now, fresh=item.fresh)
@@ -354,8 +354,8 @@ class PeerPlane:
                     self._lost(remote, {job})
                 case Bulk():
                     self._offers.take(remote, body)
-                case Word(message=message):
-                    self._word(remote, node_messages.decode(message))
+                case Message(message=message):
+                    self._message(remote, node_messages.decode(message))
                 case Ask(job=job) | StepsAsked(job=job) if job not in remote.jobs:
                     self.refused["job"] += 1
                 case _:
@@ -367,7 +367,7 @@ class PeerPlane:
             self.refused["malformed"] += 1
             remote.trouble = error.message
 
-    def _word(self, remote: Remote, message: ev.Message) -> None:
+    def _message(self, remote: Remote, message: ev.Message) -> None:
         of_job = not isinstance(message, ev.Report) or message.event.job == message.job
         if message.job not in remote.jobs or not of_job:
             self.refused["job"] += 1
@@ -398,7 +398,7 @@ class PeerPlane:
     # --- bulk
 
     def offer_bulk(self, port: int) -> None:
-        """From here on peers are told that bytes are served at this port of the same host."""
+        """From here on peers receive this port of the same host for byte ranges."""
         self._offers.port = port
         for remote in self._remotes.values():
             if remote.link.up:

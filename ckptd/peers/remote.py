@@ -42,16 +42,16 @@ class Remote:
         self.jobs: set[JobKey] = set()  # this daemon shares with it
         self.theirs: set[JobKey] = set()  # it says it shares
         self.told: set[JobKey] = set()  # PeerUp was given for
-        self.awaited: set[JobKey] = set()  # were told, and its new life or link has not joined yet
+        self.awaited: set[JobKey] = set()  # PeerUp was given, and its new process or link has not joined yet
         self.awaited_until = 0.0
-        self.met: set[JobKey] = set()  # told at some time to this life of it
-        self.offer: Bulk | None = None  # made to it, for the present tie
+        self.met: set[JobKey] = set()  # PeerUp was given at some time for this process
+        self.offer: Bulk | None = None  # made to it, for the present connection
         self.bulk: Bulk | None = None  # it made
         self.due = math.inf  # when its plane looks at it, at the latest
-        self.left = False  # it said goodbye to the last job: its silence is no trouble
-        self.trouble = ""  # last thing it said that could not be taken
-        self.release = ""  # of its ckptd, as its last packet says
-        self.foreign = ""  # what it said in this life that only another release of ckptd knows
+        self.left = False  # it left the last job: its silence is no problem
+        self.trouble = ""  # its last message that could not be processed
+        self.release = ""  # of its ckptd, from its last packet
+        self.foreign = ""  # a message of this process that only another release of ckptd knows
         self._obstacle = ""  # why there is no socket to it, for now
         self._tried_at = 0.0
 
@@ -80,7 +80,7 @@ class Remote:
             (zmq.IMMEDIATE, 1),  # nothing waits for a connection: the link sends again what counts
             (zmq.IPV6, 1),
             (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
-            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),  # finds a connection whose other end is gone without a word
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),  # finds a connection whose other end is gone without a close
             (zmq.HEARTBEAT_TIMEOUT, 2 * _HEARTBEAT_MS),
             (zmq.CONNECT_TIMEOUT, _HANDSHAKE_MS),
             (zmq.RECONNECT_IVL, _RECONNECT_MS),

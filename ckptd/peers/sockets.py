@@ -1,4 +1,4 @@
-"""The socket that hears other daemons: CURVE, bound where the identity says."""
+"""The socket for packets of other daemons: CURVE, bound at the address of the identity."""
 
 import zmq
 

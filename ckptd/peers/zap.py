@@ -9,7 +9,7 @@ from zmq.utils import z85
 _ENDPOINT = "inproc://zeromq.zap.01"
 _KEPT = 16  # strangers that are remembered, the last
 _WAITING = 256  # handshakes that are held, the last
-_STRANGER_S = 60.0  # how long one that was refused is told of
+_STRANGER_S = 60.0  # how long one that was refused is reported
 
 
 class Stranger(NamedTuple):

@@ -77,7 +77,7 @@ class CommitOutcome(msgspec.Struct, frozen=True, tag="committed"):
     """The commit's record.
 
     note: what went wrong with a convenience (`latest`, tidying), if anything. taken_over: the incarnation of another
-    session that took the job over before this commit was on the disk, so that it may not be told durable; 0: none.
+    session that took the job over before this commit was on the disk, so that no rank may call it durable; 0: none.
     """
 
     committed: Committed

@@ -1,9 +1,9 @@
 """What a daemon and its store worker say to each other: msgpack records in frames that start with their length.
 
 The first frame of either side is its Hello: ckptd may have been replaced on disk while the daemon ran, and the worker
-is made of what lies there now. The worker is told its store once, when it starts, so no message names it. Every request
+is made of what lies there now. The worker gets its store once, when it starts, so no message names it. Every request
 has an id that the daemon chose and is answered by exactly one Done or Failed with that id, in any order; Progress may
-come before. The names on the wire are the tags and field names: ``make golden-wire`` writes the golden bytes anew.
+come before. The names on the wire are the tags and field names: ``make golden-wire`` writes the golden bytes again.
 """
 
 import math

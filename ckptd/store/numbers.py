@@ -96,7 +96,7 @@ def taken_over_by(job: JobRecords, save: SaveId, by: Committer) -> int:
 def check_counted(job: JobRecords, save: SaveId) -> None:
     """Raises WrongStoreError where another run counts now: the job's directory was emptied since the save's run began.
 
-    A number without a record is no proof while nobody has begun anew, nor one older than the records that are kept.
+    A number without a record is no proof while nobody has begun again, nor one older than the records that are kept.
     """
     numbers = record_numbers(job.files)
     if not is_counted(save.incarnation) or not numbers or save.incarnation < numbers[0]:

@@ -172,7 +172,7 @@ def committed_at(job: StoredFiles, save: SaveId) -> Committed | None:
 
 
 def save_at(job: StoredFiles, dirname: str) -> SaveId | None:
-    """Which save lies there; None when that cannot be read, and whoever opens it is told why."""
+    """The save there; None when it cannot be read: its reader gets the reason."""
     try:
         return identify(job.below(dirname), job=name_of(job)).save
     except (OSError, CkptdError):
@@ -180,7 +180,7 @@ def save_at(job: StoredFiles, dirname: str) -> SaveId | None:
 
 
 def pinned(job: StoredFiles) -> frozenset[str]:
-    """Names of all checkpoints that are pinned. Raises OSError when that cannot be told."""
+    """Names of all checkpoints that are pinned. Raises OSError when that is unknown."""
     try:
         return frozenset(name for name in job.names(PINS_DIR) if parse_dirname(name) is not None)
     except FileNotFoundError:

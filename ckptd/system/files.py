@@ -233,7 +233,7 @@ class FileLayer:
     def publish(self, temp: str, path: str) -> bool:
         """Whether path now names temp's file; False if path was there already. temp's name is gone either way.
 
-        Without hard links the last of two racing writers wins, and both are told True: see publish_once.
+        Without hard links the last of two racing writers wins, and both get True: see publish_once.
         """
         linked = self.try_link(temp, path)
         if linked is None:
@@ -241,7 +241,7 @@ class FileLayer:
         return linked is not False
 
     def publish_once(self, temp: str, path: str) -> bool:
-        """As publish, but without hard links too only one of those that race is told True.
+        """As publish, but also without hard links only one of several racing callers gets True.
 
         Then the name is first made as an empty file, which stays if its maker is killed before it has its content.
         """

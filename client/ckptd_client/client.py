@@ -428,7 +428,7 @@ def find_of(client: Client, step: int | None) -> Checkpoint:
     Raises:
         RestoreError: There is none.
     """
-    found = client._find(step)  # noqa: SLF001 - of the door, too
+    found = client._find(step)  # noqa: SLF001 - the same access
     if found is None:
         hint = f"ckptd list {staging_of(client).job.store}/{client.job}"
         raise RestoreError("there is no checkpoint to restore", hint=hint)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.faults.campaigns import answers
-from tests.faults.diaries import diary_of, told_in
+from tests.faults.event_logs import diary_of, told_in
 from tests.faults.nodes.clusters import KB, Cluster, Ranks
 from tests.faults.nodes.run_trainer import RUN_TRAINER
 from tests.faults.verdicts import Facts, Saved, Verdict, judge

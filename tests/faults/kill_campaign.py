@@ -16,8 +16,8 @@ from ckptd.store.posix.scan import scan
 from ckptd.system.files import FileLayer
 from tests.cluster import wait_for
 from tests.faults.campaigns import OverdueError, answers, ended_by_signals, no_longer_than
-from tests.faults.diaries import diary_of, lines_of, told_in
 from tests.faults.disturbing import Disturber
+from tests.faults.event_logs import diary_of, lines_of, told_in
 from tests.faults.kill_plan import EPISODE, HOMES, NODES, RELAYED, Round, rounds
 from tests.faults.nodes.clusters import KB, Cluster, Ranks, Zygote, a_cluster
 from tests.faults.nodes.run_trainer import RUN_TRAINER

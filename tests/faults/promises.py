@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tests.faults.diaries import Told
+from tests.faults.event_logs import Told
 from tests.faults.verdicts import Saved
 
 _SURVIVES = {"staged": 0, "protected": 1}  # so many lost nodes

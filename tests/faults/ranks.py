@@ -202,8 +202,11 @@ class Trainer:
         if step is not None:
             torch.arange(count, out=numbers)
             numbers.add_((step * 1000 + self._rank) << 32)
-        half = count // 2
-        model = {"weight": numbers[:half].view(torch.float32), "moments": [numbers[half:].view(torch.bfloat16)]}
+        incomplete = count // 2
+        model = {
+            "weight": numbers[:incomplete].view(torch.float32),
+            "moments": [numbers[incomplete:].view(torch.bfloat16)],
+        }
         if self._boxes:
             model["boxes"] = self._in_boxes(numbers[: 3 * self._boxes].view(torch.int32))
         return {"model": model, "step": step, "name": f"rank {self._rank}"}
@@ -253,13 +256,13 @@ class Trainer:
 
         plain = torch._foreach_copy_
 
-        def half(targets: list[Any], sources: list[Any]) -> None:
+        def incomplete(targets: list[Any], sources: list[Any]) -> None:
             first = targets[0].reshape(-1)
             first[: first.numel() // 2].copy_(sources[0].reshape(-1)[: first.numel() // 2])
             signal.sigwait({signal.SIGUSR1})
             plain(targets, sources)
 
-        torch._foreach_copy_ = half
+        torch._foreach_copy_ = incomplete
         try:
             return self.save(step)
         finally:

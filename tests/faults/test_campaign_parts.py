@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.faults.campaigns import Answer, OverdueError, no_longer_than
-from tests.faults.diaries import Told, diary_of, lines_of, told_in
+from tests.faults.event_logs import Told, diary_of, lines_of, told_in
 from tests.faults.history_plan import NODES, RANKS, history
 from tests.faults.kill_plan import HOMES, KINDS, rounds
 from tests.faults.promises import Promises

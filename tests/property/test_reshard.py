@@ -69,8 +69,8 @@ def test_subtract_and_intersection_tile_the_box(data, shape):
     box = Box((0,) * len(shape), shape)
     part = data.draw(partitions(shape).flatmap(st.sampled_from))
     count = np.zeros(shape, dtype=int)
-    for piece in [part, *subtract(box, part)]:
-        view(count, piece)[...] += 1
+    for chunk in [part, *subtract(box, part)]:
+        view(count, chunk)[...] += 1
     assert (count == 1).all()
     assert intersection(box, part) == part
 

@@ -226,9 +226,9 @@ class World:
             case act.ScanStore(after=after, claim=claim):
                 claimed = claim.incarnation if claim is not None else 0
                 found = tuple(ev.OnStore(s, w, 10, s.dirname) for s, w in sorted(self.committed.items()))
-                halves = {s: False for s in self.drained if s not in self.committed}
-                halves |= {s: True for s in self.votes if s not in self.committed}
-                partials = tuple(ev.Partial(s, c) for s, c in sorted(halves.items()))
+                incomplete = {s: False for s in self.drained if s not in self.committed}
+                incomplete |= {s: True for s in self.votes if s not in self.committed}
+                partials = tuple(ev.Partial(s, c) for s, c in sorted(incomplete.items()))
                 if well:
                     return [
                         ev.StoreScanned(

@@ -8,7 +8,7 @@ from typing import Any
 from ckptd.core.events import TopologyKept
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.slot import Seal, SlotState
-from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.parity_types import ParityChunk
 
 
 class NoRoomError(Exception):
@@ -20,11 +20,11 @@ def content_of(save: SaveId, rank: int, session: str) -> bytes:
     return blake2b(f"{session}/{rank}/{save.text}".encode(), digest_size=16).digest()
 
 
-def parity_nbytes(piece: Piece) -> int:
+def parity_nbytes(chunk: ParityChunk) -> int:
     """Bytes of one member's parity: the largest column over the columns that a group of the scheme has."""
-    groups = max(len(piece.columns) - piece.scheme.losses, 1)
-    largest = max(sum(seal.content_nbytes for seal in column.seals) for column in piece.columns)
-    return -(-largest // groups) * piece.scheme.losses
+    groups = max(len(chunk.columns) - chunk.scheme.losses, 1)
+    largest = max(sum(seal.content_nbytes for seal in column.seals) for column in chunk.columns)
+    return -(-largest // groups) * chunk.scheme.losses
 
 
 @dataclass(slots=True)
@@ -47,14 +47,14 @@ class JobMemory:
     """One job's directory in the arena."""
 
     slots: dict[str, SlotFile] = field(default_factory=dict)
-    pieces: dict[tuple[SaveId, int], Piece] = field(default_factory=dict)
+    chunks: dict[tuple[SaveId, int], ParityChunk] = field(default_factory=dict)
     kept: TopologyKept | None = None
     rank_files: dict[tuple[int, str], Any] = field(default_factory=dict)  # (rank, session) -> process
     serials: dict[int, int] = field(default_factory=dict)
 
 
 class Arena:
-    """``watch`` is told of each change: held(job, node, seal, bool), piece(job, node, piece, bool)."""
+    """``watch`` is told of each change: held(job, node, seal, bool), chunk(job, node, chunk, bool)."""
 
     def __init__(self, node: str, ident: str, watch: Any) -> None:
         self.node = node
@@ -69,7 +69,7 @@ class Arena:
     def used_nbytes(self) -> int:
         """Of all slots and parity."""
         return sum(
-            sum(slot.capacity for slot in memory.slots.values()) + sum(map(parity_nbytes, memory.pieces.values()))
+            sum(slot.capacity for slot in memory.slots.values()) + sum(map(parity_nbytes, memory.chunks.values()))
             for memory in self.jobs.values()
         )
 
@@ -114,25 +114,25 @@ class Arena:
         if slot.save is not None:
             self._watch.held(key, self, slot.seal, False)
 
-    def put_piece(self, key: JobKey, piece: Piece) -> None:
+    def put_chunk(self, key: JobKey, chunk: ParityChunk) -> None:
         """The parity file is sealed. Raises NoRoomError."""
-        self.make_room(parity_nbytes(piece))
-        self.job(key).pieces[piece.save, piece.epoch] = piece
-        self._watch.piece(key, self, piece, True)
+        self.make_room(parity_nbytes(chunk))
+        self.job(key).chunks[chunk.save, chunk.epoch] = chunk
+        self._watch.chunk(key, self, chunk, True)
 
-    def drop_piece(self, key: JobKey, save: SaveId, epoch: int) -> None:
+    def drop_chunk(self, key: JobKey, save: SaveId, epoch: int) -> None:
         """The parity file is gone, if it was there."""
         memory = self.jobs.get(key)
-        piece = memory.pieces.pop((save, epoch), None) if memory else None
-        if piece is not None:
-            self._watch.piece(key, self, piece, False)
+        chunk = memory.chunks.pop((save, epoch), None) if memory else None
+        if chunk is not None:
+            self._watch.chunk(key, self, chunk, False)
 
     def forget(self, key: JobKey) -> None:
         """The job's directory is removed, unless something lies there."""
         memory = self.jobs.get(key)
         if memory is not None and not memory.slots and not any(p.alive for p in memory.rank_files.values()):
-            for save, epoch in list(memory.pieces):
-                self.drop_piece(key, save, epoch)
+            for save, epoch in list(memory.chunks):
+                self.drop_chunk(key, save, epoch)
             del self.jobs[key]
 
     def holding(self, key: JobKey, rank: int, save: SaveId) -> SlotFile | None:

@@ -11,7 +11,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.shared.base.ids import JobKey, incarnation_at
 from ckptd.shared.format.slot import Seal, SlotState
-from ckptd.shared.protocol.parity_types import Column
+from ckptd.shared.protocol.parity_types import DataColumn
 from tests.runs import STORE_ID
 from tests.simulation import parity
 from tests.simulation.arena import NoRoomError
@@ -52,7 +52,7 @@ class Running:
     vote: tuple[int, tuple[int, ...]] = (0, ())  # made when the action begins, from the seals then
 
 
-class Effects:
+class ActionExecutor:
     """``perform`` begins an action; its outcome comes back to the same daemon life, if that still lives."""
 
     def __init__(self, world: "World") -> None:
@@ -96,14 +96,14 @@ class Effects:
             case act.StopEncode():
                 for key, running in list(self._running.get(machine.name, {}).items()):
                     it = running.action
-                    if isinstance(it, act.Encode) and (it.job, it.piece.save, it.piece.epoch) == (
+                    if isinstance(it, act.Encode) and (it.job, it.chunk.save, it.chunk.epoch) == (
                         job, action.save, action.epoch,
                     ):  # fmt: skip
                         del self._running[machine.name][key]
                         running.over = True
-            case act.DropPiece():
+            case act.DropChunk():
                 self._world.promises.may_drop(machine, job, action.save, action.epoch)
-                arena.drop_piece(job, action.save, action.epoch)
+                arena.drop_chunk(job, action.save, action.epoch)
             case act.KeepNumber():
                 arena.numbers[job] = action.number
             case act.RememberStore():
@@ -225,14 +225,14 @@ class Effects:
         return seal
 
     def _encode(self, machine: Machine, action: act.Encode) -> None:
-        piece = action.piece
-        assert piece.columns[piece.index].node == machine.name, f"{machine.name} encodes for another member"
-        if machine.arena.job(action.job).pieces.get((piece.save, piece.epoch)) is not None:
+        chunk = action.chunk
+        assert chunk.columns[chunk.index].node == machine.name, f"{machine.name} encodes for another member"
+        if machine.arena.job(action.job).chunks.get((chunk.save, chunk.epoch)) is not None:
             return
-        for column in piece.columns:
+        for column in chunk.columns:
             for seal in column.seals:
                 self._reach(machine, action.job, column.node, seal)
-        machine.arena.put_piece(action.job, piece)
+        machine.arena.put_chunk(action.job, chunk)
 
     def _reach(self, machine: Machine, job: JobKey, node: str, seal: Seal) -> Seal:
         """The seal of that very segment at the node, if bytes can be pulled from it now."""
@@ -246,7 +246,7 @@ class Effects:
 
     def _fetch(self, machine: Machine, action: act.FetchSegment) -> tuple[str, Seal]:
         job = action.job
-        if action.piece is None:
+        if action.chunk is None:
             assert action.seal is not None, f"{machine.name} fetches rank {action.rank} without its seal"
             seal = self._reach(machine, job, action.holder, action.seal)
         else:
@@ -258,11 +258,11 @@ class Effects:
         return slot.name, seal
 
     def _rebuild(self, machine: Machine, action: act.FetchSegment) -> Seal:
-        piece, job, homes = action.piece, action.job, dict(action.homes)
-        assert piece is not None
-        assert piece.save == action.save
+        chunk, job, homes = action.chunk, action.job, dict(action.homes)
+        assert chunk is not None
+        assert chunk.save == action.save
 
-        def has(column: Column) -> bool:
+        def has(column: DataColumn) -> bool:
             try:
                 for seal in column.seals:
                     self._reach(machine, job, homes.get(seal.rank, column.node), seal)
@@ -271,21 +271,21 @@ class Effects:
             return True
 
         def has_parity(member: int) -> bool:
-            node = self._world.nodes.get(dict(action.pieces).get(member, ""))
+            node = self._world.nodes.get(dict(action.chunks).get(member, ""))
             if node is None or not node.up or not self._world.network.connected(machine.name, node.name):
                 return False
-            there = node.arena.job(job).pieces.get((piece.save, piece.epoch))
-            return there is not None and there.index == member and there.columns == piece.columns
+            there = node.arena.job(job).chunks.get((chunk.save, chunk.epoch))
+            return there is not None and there.index == member and there.columns == chunk.columns
 
-        wanted = next((i for i, c in enumerate(piece.columns) if action.rank in (s.rank for s in c.seals)), None)
+        wanted = next((i for i, c in enumerate(chunk.columns) if action.rank in (s.rank for s in c.seals)), None)
         if wanted is None:
             raise StoreError(f"no column has rank {action.rank}")
-        count = len(piece.columns)
-        columns = [has(column) for column in piece.columns]
+        count = len(chunk.columns)
+        columns = [has(column) for column in chunk.columns]
         parities = [has_parity(member) for member in range(count)]
-        if not columns[wanted] and not parity.solvable(piece.scheme, columns, parities, wanted):
+        if not columns[wanted] and not parity.solvable(chunk.scheme, columns, parities, wanted):
             raise StoreError(f"too much of the set is missing: columns {columns}, parity {parities}")
-        return next(seal for seal in piece.columns[wanted].seals if seal.rank == action.rank)
+        return next(seal for seal in chunk.columns[wanted].seals if seal.rank == action.rank)
 
     def _drain(self, machine: Machine, action: act.Drain) -> bool:
         store, files = self._world.store(action.job), {}
@@ -372,16 +372,17 @@ def _plain(kind: type[Any], **more: Any) -> Callable[[Any, str, Any], list[Any]]
 
 
 _EFFECTS: dict[type[Any], Any] = {
-    act.AllocateSlots: Effects._allocate, act.TakeDigests: Effects._digest, act.Encode: Effects._encode,
-    act.FetchSegment: Effects._fetch, act.Drain: Effects._drain, act.WriteVote: None,
-    act.TakeIncarnation: Effects._take, act.ScanStore: Effects._scan, act.Commit: Effects._commit,
-    act.RemoveCheckpoint: Effects._remove, act.RemovePartial: Effects._remove_partial,
+    act.AllocateSlots: ActionExecutor._allocate, act.TakeDigests: ActionExecutor._digest,
+    act.Encode: ActionExecutor._encode, act.FetchSegment: ActionExecutor._fetch, act.Drain: ActionExecutor._drain,
+    act.WriteVote: None,
+    act.TakeIncarnation: ActionExecutor._take, act.ScanStore: ActionExecutor._scan, act.Commit: ActionExecutor._commit,
+    act.RemoveCheckpoint: ActionExecutor._remove, act.RemovePartial: ActionExecutor._remove_partial,
 }  # fmt: skip
 _EVENTS: dict[type[Any], Callable[[Any, str, Any], list[Any]]] = {
     act.AllocateSlots: _allocated,
     act.TakeDigests: _digested,
     act.Encode: lambda a, problem, _: [
-        make(ev.Encoded, job=a.job, save=a.piece.save, epoch=a.piece.epoch, problem=problem)
+        make(ev.Encoded, job=a.job, save=a.chunk.save, epoch=a.chunk.epoch, problem=problem)
     ],
     act.FetchSegment: _fetched,
     act.Drain: lambda a, problem, found: [

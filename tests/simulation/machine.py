@@ -75,7 +75,7 @@ class Machine:
                 self.say(ev.NumberKept(job=job, number=number))
         for job in sorted(self.arena.jobs):
             memory = self.arena.jobs[job]
-            if not memory.slots and not memory.pieces:
+            if not memory.slots and not memory.chunks:
                 continue  # a job is found by its files
             self._adopt(job)
             if self.life != life or self.catalogue is None:
@@ -104,8 +104,8 @@ class Machine:
             )
         if job in self.arena.stores:
             self.say(ev.StoreRemembered(job=job, store_id=self.arena.stores[job]))
-        for key in sorted(memory.pieces):
-            self.say(make(ev.PieceAdopted, job=job, piece=memory.pieces[key]))
+        for key in sorted(memory.chunks):
+            self.say(make(ev.ChunkAdopted, job=job, chunk=memory.chunks[key]))
         for (rank, session), proc in list(memory.rank_files.items()):
             if proc.alive:
                 self.found(job, rank, session)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.messages import End, LoadFrom, Milestone, Progress, Tier
-from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.parity_types import ParityChunk
 from tests.simulation import replicas
 from tests.simulation.truth import Promise, SaveTruth, Truth
 
@@ -28,7 +28,7 @@ class Promises:
         self._world = world
         self.jobs: dict[JobKey, Truth] = {}
         self.told_of: Counter[str] = Counter()
-        self._seated: dict[tuple[int, JobKey], int] = {}  # daemon life -> the newest incarnation it let in
+        self._admitted: dict[tuple[int, JobKey], int] = {}  # daemon life -> the newest incarnation it let in
 
     def of(self, job: JobKey) -> Truth:
         """What is so with the job."""
@@ -56,12 +56,12 @@ class Promises:
         else:
             self._still_kept(job, truth, found.save)
 
-    def piece(self, job: JobKey, arena: "Arena", piece: Piece, there: bool) -> None:
-        """A piece was sealed, or went."""
+    def chunk(self, job: JobKey, arena: "Arena", chunk: ParityChunk, there: bool) -> None:
+        """A chunk was sealed, or went."""
         truth = self.of(job)
-        truth.piece(arena.ident, piece, there=there)
+        truth.chunk(arena.ident, chunk, there=there)
         if not there:
-            self._still_kept(job, truth, piece.save)
+            self._still_kept(job, truth, chunk.save)
 
     def _still_kept(self, job: JobKey, truth: Truth, save: SaveId) -> None:
         """Something of this save was given up: what was promised of it, or of an older one, must be kept elsewhere."""
@@ -81,7 +81,7 @@ class Promises:
             if not promise.losses:
                 kept = any(t.whole and t.epochs_protected() for t in newer)
                 state = [
-                    (s, t.whole, sorted(t.where), {k[:2]: sorted(p.pieces) for k, p in t.sets.items()})
+                    (s, t.whole, sorted(t.where), {k[:2]: sorted(p.chunks) for k, p in t.sets.items()})
                     for s, t in sorted(truth.saves.items())
                     if s >= promise.save
                 ]
@@ -119,11 +119,11 @@ class Promises:
         memory = machine.arena.jobs[job]
         for proc in memory.rank_files.values():
             if proc.alive and proc.state == "in" and proc.copying == slot and proc.life == machine.life:
-                newer = self._seated.get((machine.life, job), 0) > proc.incarnation
+                newer = self._admitted.get((machine.life, job), 0) > proc.incarnation
                 assert newer or memory.slots[slot].save is None, f"{slot} goes while {proc} writes it"
 
     def may_drop(self, machine: "Machine", job: JobKey, save: SaveId, epoch: int) -> None:
-        """A piece is dropped; what follows from it is checked when it is gone."""
+        """A chunk is dropped; what follows from it is checked when it is gone."""
 
     def wiped(self, machine: "Machine") -> None:
         """A node is lost with all that lay there."""
@@ -133,8 +133,8 @@ class Promises:
             for slot in memory.slots.values():
                 if slot.save is not None:
                     truth.held(ident, slot.seal, there=False).bereft = True
-            for piece in memory.pieces.values():
-                truth.piece(ident, piece, there=False)
+            for chunk in memory.chunks.values():
+                truth.chunk(ident, chunk, there=False)
             self._after_loss(job, truth, ident)
 
     def _after_loss(self, job: JobKey, truth: Truth, ident: str) -> None:
@@ -202,7 +202,7 @@ class Promises:
         promise = truth.protected
         key = max(epochs)
         sets = [(k, s) for k, s in found.sets.items() if k[0] == key]
-        members = [(frozenset().union(*s.pieces.values()), s.scheme.losses) for _, s in sets]
+        members = [(frozenset().union(*s.chunks.values()), s.scheme.losses) for _, s in sets]
         if promise is None or promise.save != save or [m for m, _ in promise.sets] != [m for m, _ in members]:
             truth.protected = Promise(save, members)
             self._bears(found, members)
@@ -223,7 +223,7 @@ class Promises:
             same = incarnation == proc.incarnation or proc.loading  # the end of a load may have been lost
             assert same, f"{proc}: its incarnation changed behind its back"
         key = (proc.machine.life, proc.job)
-        self._seated[key] = max(self._seated.get(key, 0), incarnation)
+        self._admitted[key] = max(self._admitted.get(key, 0), incarnation)
 
     def _own(self, proc: "Proc", incarnation: int) -> None:
         truth = self.of(proc.job)
@@ -232,7 +232,7 @@ class Promises:
 
     def accepted(self, proc: "Proc", save: SaveId) -> None:
         """A hand-over was taken."""
-        newest = self._seated.get((proc.machine.life, proc.job), 0)
+        newest = self._admitted.get((proc.machine.life, proc.job), 0)
         assert save.incarnation >= newest, f"{proc} is of incarnation {save.incarnation}; here {newest} was let in"
 
     def granted(self, proc: "Proc", slot: str) -> None:
@@ -319,4 +319,4 @@ class Promises:
             for job, memory in machine.arena.jobs.items():
                 slots = {s.name: s.save for s in memory.slots.values()}
                 assert not slots, f"{machine.name} still has slots of {job.job}: {slots}"
-                assert not memory.pieces, f"{machine.name} still has parity of {job.job}: {sorted(memory.pieces)}"
+                assert not memory.chunks, f"{machine.name} still has parity of {job.job}: {sorted(memory.chunks)}"

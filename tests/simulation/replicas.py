@@ -51,11 +51,11 @@ def draw(random: Random, ranks: int, *, shared: float, odd: float) -> Replicas:
     """Who shares in a session. The chances: that anybody does, and that one of them is no replica some day."""
     if ranks < 2 or random.random() >= shared:
         return Replicas()
-    everybody, half = tuple(range(ranks)), ranks // 2
-    pairs = tuple((rank, rank + half) for rank in range(half))
-    rows = (tuple(range(half)), tuple(range(half, ranks)))
+    everybody, incomplete = tuple(range(ranks)), ranks // 2
+    pairs = tuple((rank, rank + incomplete) for rank in range(incomplete))
+    rows = (tuple(range(incomplete)), tuple(range(incomplete, ranks)))
     ways = [(everybody,), (everybody,), pairs]
-    if half > 1:
+    if incomplete > 1:
         ways += [(everybody, *pairs), rows]
     sets = random.choice(ways)
     if random.random() >= odd:

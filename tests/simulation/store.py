@@ -87,8 +87,8 @@ class Store:
     def scan(self) -> tuple[tuple[ev.OnStore, ...], tuple[ev.Partial, ...], tuple[ev.Recorded, ...]]:
         """What lies there."""
         found = tuple(ev.OnStore(s, d.world_size, 10, s.dirname) for s, d in sorted(self.committed.items()))
-        halves = tuple(ev.Partial(s, not d.missing) for s, d in sorted(self.partials.items()))
-        return found, halves, tuple(self.records.values())
+        incomplete = tuple(ev.Partial(s, not d.missing) for s, d in sorted(self.partials.items()))
+        return found, incomplete, tuple(self.records.values())
 
     def make_partial(self, save: SaveId) -> bool:
         """The directory for a drain; False when the save is committed already."""

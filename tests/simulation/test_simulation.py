@@ -8,7 +8,7 @@ import pytest
 
 from ckptd.core import actions as act
 from ckptd.core.coordinator import saves
-from ckptd.core.coordinator.parity_scheduler import Encodes
+from ckptd.core.coordinator.parity_scheduler import ParityScheduler
 from ckptd.core.coordinator.restores import Restores
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.node.node import JobNode
@@ -75,7 +75,7 @@ def never_drains(self, now):
     ("owner", "name", "broken", "notices"),
     [
         (JobNode, "collect", frees_at_once, "was given up|slot"),
-        (Encodes, "advance", says_protected_at_once, "protected"),
+        (ParityScheduler, "advance", says_protected_at_once, "protected"),
         (Saves, "start_drain", never_drains, "does not reach its milestones"),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_failure_tells_how_to_play_it_again(monkeypatch):
 def test_every_action_of_the_core_has_an_effect():
     asynchronous = set(effects._EFFECTS)
     immediate = {
-        act.ToRank, act.ToNode, act.FreeSlot, act.UnlinkSlot, act.KeepTopology, act.StopEncode, act.DropPiece,
+        act.ToRank, act.ToNode, act.FreeSlot, act.UnlinkSlot, act.KeepTopology, act.StopEncode, act.DropChunk,
         act.KeepNumber, act.RememberStore, act.ForgetJob, act.MeetPeers, act.Note,
     }  # fmt: skip
     off = {act.DrainParity}  # unless a daemon is told to

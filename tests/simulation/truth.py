@@ -1,4 +1,4 @@
-"""What is really so with one job, over all nodes: where each segment and each piece lies."""
+"""What is really so with one job, over all nodes: where each segment and each chunk lies."""
 
 from dataclasses import dataclass, field
 from itertools import chain
@@ -7,7 +7,7 @@ from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.replica_shares import Share
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import Seal
-from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.parity_types import ParityChunk
 from tests.simulation import replicas
 from tests.simulation.parity import solvable
 
@@ -21,8 +21,8 @@ class ParitySet:
 
     scheme: Scheme
     columns: tuple[frozenset[int], ...]  # ranks of each member
-    pieces: dict[int, set[Ident]] = field(default_factory=dict)  # member -> arenas
-    whole: bool = False  # every member's piece was there once
+    chunks: dict[int, set[Ident]] = field(default_factory=dict)  # member -> arenas
+    whole: bool = False  # every member's chunk was there once
 
     @property
     def ranks(self) -> frozenset[int]:
@@ -68,10 +68,10 @@ class SaveTruth:
         return self.bereft and len(self.contents) == self.world_size and not self.apart
 
     def epochs_protected(self) -> list[int]:
-        """Epochs in which every set's pieces lie there, each member's on a node of its own."""
+        """Epochs in which every set's chunks lie there, each member's on a node of its own."""
         found = []
         for epoch in {key[0] for key in self.sets}:
-            sets = [s for key, s in self.sets.items() if key[0] == epoch and len(s.pieces) == len(s.columns)]
+            sets = [s for key, s in self.sets.items() if key[0] == epoch and len(s.chunks) == len(s.columns)]
             covered = sum(len(s.ranks) for s in sets)
             if covered == self.world_size and len(frozenset().union(*(s.ranks for s in sets))) == covered:
                 found.append(epoch)
@@ -95,7 +95,7 @@ class SaveTruth:
         if wanted is None:
             return False
         columns = [ranks <= have for ranks in of.columns]
-        parities = [bool(of.pieces.get(m, set()) - without) for m in range(len(of.columns))]
+        parities = [bool(of.chunks.get(m, set()) - without) for m in range(len(of.columns))]
         return solvable(of.scheme, columns, parities, wanted)
 
 
@@ -148,27 +148,27 @@ class Truth:
             truth.ever_whole |= truth.whole
         return truth
 
-    def piece(self, ident: Ident, piece: Piece, *, there: bool) -> SaveTruth:
-        """A piece was sealed, or went."""
-        ranks = tuple(frozenset(s.rank for s in c.seals) for c in piece.columns)
-        size = next((s.world_size for c in piece.columns for s in c.seals), 0)
-        truth = self.of(piece.save, size)
-        first = next((s.leaves_digest for c in piece.columns for s in c.seals), b"")
-        key = (piece.epoch, tuple(c.node for c in piece.columns), first)
-        found = truth.sets.setdefault(key, ParitySet(piece.scheme, ranks))
-        holders = found.pieces.setdefault(piece.index, set())
+    def chunk(self, ident: Ident, chunk: ParityChunk, *, there: bool) -> SaveTruth:
+        """A chunk was sealed, or went."""
+        ranks = tuple(frozenset(s.rank for s in c.seals) for c in chunk.columns)
+        size = next((s.world_size for c in chunk.columns for s in c.seals), 0)
+        truth = self.of(chunk.save, size)
+        first = next((s.leaves_digest for c in chunk.columns for s in c.seals), b"")
+        key = (chunk.epoch, tuple(c.node for c in chunk.columns), first)
+        found = truth.sets.setdefault(key, ParitySet(chunk.scheme, ranks))
+        holders = found.chunks.setdefault(chunk.index, set())
         if there:
             holders.add(ident)
-            if len(found.pieces) == len(ranks) and not found.whole:
+            if len(found.chunks) == len(ranks) and not found.whole:
                 found.whole = True
-                covered = truth.covered.setdefault(piece.epoch, set())
+                covered = truth.covered.setdefault(chunk.epoch, set())
                 covered |= found.ranks  # a node may be lost while the last set is still at it, and the word goes round
                 truth.ever_protected |= len(covered) == truth.world_size
         else:
             holders.discard(ident)
             if not holders:
-                del found.pieces[piece.index]
-            if not found.pieces:
+                del found.chunks[chunk.index]
+            if not found.chunks:
                 del truth.sets[key]
         return truth
 

@@ -15,7 +15,7 @@ from ckptd.shared.protocol.messages import Cadence
 from tests.simulation.book import Book
 from tests.simulation.chaos import Chaos
 from tests.simulation.clock import Clock
-from tests.simulation.effects import Effects
+from tests.simulation.effects import ActionExecutor
 from tests.simulation.launcher import Launcher
 from tests.simulation.machine import Machine
 from tests.simulation.network import Network
@@ -83,7 +83,7 @@ class World:
         self.lost: list[Machine] = []
         self.promises = Promises(self)
         self.network = Network(self.clock, self.nodes)
-        self.effects = Effects(self)
+        self.effects = ActionExecutor(self)
         self.stores: dict[JobKey, Store] = {}
         self.chaos = Chaos(self, every_s=fault_every_s, reshape=0.15, compound=compound)
         self._idents = 0

@@ -87,7 +87,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     layouts: list[Layout]
     leaves: int  # values that are no tensors
     votes: list[VoteRef]
-    doubted: str = ""  # what a user is told of its replicas
+    doubted: str = ""  # the note about its replicas for the user
     flat: ClassVar[bool] = False
 
     @property

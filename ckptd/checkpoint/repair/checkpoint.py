@@ -27,7 +27,7 @@ from ckptd.shared.format.manifest import (
 )
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.format.stored_files import StoredFiles, read_some
-from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.stores.schemes import open_files, real
 
 
@@ -36,19 +36,19 @@ class Set:
     """A redundancy set. files: what the manifest says of each member's parity; records: those that can be read."""
 
     name: str
-    piece: Piece  # of any member
+    parity_chunk: ParityChunk  # of any member
     files: dict[int, ParityRecord]
     records: dict[int, Record]
 
     @property
     def ranks(self) -> list[int]:
         """Whose images it protects."""
-        return [seal.rank for column in self.piece.columns for seal in column.seals]
+        return [seal.rank for column in self.parity_chunk.columns for seal in column.seals]
 
     def map(self) -> Map:
         """With everything in files."""
-        pieces = {member: str(member) for member in range(len(self.piece.columns))}
-        return map_of(self.piece, dict.fromkeys(self.ranks, IMAGES), pieces)
+        parity_chunks = {member: str(member) for member in range(len(self.parity_chunk.columns))}
+        return map_of(self.parity_chunk, dict.fromkeys(self.ranks, IMAGES), parity_chunks)
 
     def parity(self, files: StoredFiles, member: int) -> Bytes:
         """A member's parity. Without digests when its record cannot be read: then no block of it counts as sound."""
@@ -103,28 +103,28 @@ def _find_sets(checkpoint: Checkpoint) -> None:
                 record = read_record(checkpoint.files, file)
             except (OSError, EOFError, DamagedError):
                 continue
-            if (set_name(record.piece), record.piece.index) == (name, member):
+            if (set_name(record.parity_chunk), record.parity_chunk.index) == (name, member):
                 records[member] = record
         where = checkpoint.files.where(PARITY_DIR)
         if not records:
             checkpoint.unreadable += [f"{where}/{file.name}" for file in files.values()]
             continue
-        piece = next(iter(records.values())).piece
-        stranger = _stranger(piece, checkpoint) or _misfit(piece, files)
+        parity_chunk = next(iter(records.values())).parity_chunk
+        stranger = _stranger(parity_chunk, checkpoint) or _misfit(parity_chunk, files)
         if stranger:
             checkpoint.notes.append(f"{where}: the parity {name} is of other bytes: {stranger}")
             continue
-        checkpoint.sets.append(Set(name, piece, files, records))
+        checkpoint.sets.append(Set(name, parity_chunk, files, records))
 
 
-def _misfit(piece: Piece, files: dict[int, ParityRecord]) -> str:
+def _misfit(parity_chunk: ParityChunk, files: dict[int, ParityRecord]) -> str:
     """Why the manifest cannot be right about the sizes of the set's files; empty when it can.
 
     A size that nothing but one record says would be made and read: each must be what the members' images come to.
     """
-    nbytes = code_of(piece).parity_nbytes
+    nbytes = code_of(parity_chunk).parity_nbytes
     for member, file in files.items():
-        if member >= len(piece.columns) or file.nbytes != nbytes:
+        if member >= len(parity_chunk.columns) or file.nbytes != nbytes:
             return f"{file.name} is said to have {file.nbytes} bytes, and has {nbytes} by what it is of"
     return ""
 
@@ -138,12 +138,12 @@ def read_record(files: StoredFiles, file: ParityRecord) -> Record:
     return decode_record(raw, file.nbytes, file.record_digest, files.where(name), files.integrity)
 
 
-def _stranger(piece: Piece, checkpoint: Checkpoint) -> str:
-    """Why the piece is not of what the manifest lists; empty when it is."""
+def _stranger(parity_chunk: ParityChunk, checkpoint: Checkpoint) -> str:
+    """Why the parity chunk is not of what the manifest lists; empty when it is."""
     manifest, integrity = checkpoint.manifest, checkpoint.files.integrity
-    if piece.save != manifest.save:
-        return f"of {piece.save}"
-    for column in piece.columns:
+    if parity_chunk.save != manifest.save:
+        return f"of {parity_chunk.save}"
+    for column in parity_chunk.columns:
         for seal in column.seals:
             if seal.rank >= len(manifest.files) or not _fits(seal, manifest.files[seal.rank], integrity):
                 return f"the image of rank {seal.rank} differs"
@@ -172,7 +172,7 @@ def tails(checkpoint: Checkpoint, wanted: Set) -> tuple[dict[int, bytes], list[i
     The manifest has everything but rank 0's leaves for stock readers, which are in a vote.
     """
     found, unknown = {}, []
-    for column in wanted.piece.columns:
+    for column in wanted.parity_chunk.columns:
         for seal in column.seals:
             record = checkpoint.manifest.files[seal.rank]
             tail = record.digests + record.layout + record.leaves

@@ -143,7 +143,7 @@ class _Rebuild:
         if not ranks and not parities:
             return set()
         found_tails, unknown = tails(self.checkpoint, one)
-        fixes, gone = solve(code_of(one.piece), self._columns(one, ranks, unknown), self._bad_parity(one))
+        fixes, gone = solve(code_of(one.parity_chunk), self._columns(one, ranks, unknown), self._bad_parity(one))
         keys: list[Key] = [key for key in self._keys(one, ranks) if key not in gone]
         targets = {key: self._images[key[1]] if key[0] == "image" else parities[key[1]] for key in keys}
         images = self.checkpoint.images
@@ -183,7 +183,7 @@ class _Rebuild:
 
     def _columns(self, one: Set, wanted: set[int], unknown: list[int]) -> dict[int, list[Bad]]:
         columns: dict[int, list[Bad]] = {}
-        for member, column in enumerate(one.piece.columns):
+        for member, column in enumerate(one.parity_chunk.columns):
             bads = columns.setdefault(member, [])
             for seal in column.seals:
                 base = start_of(column, seal.rank)
@@ -195,9 +195,9 @@ class _Rebuild:
         return columns
 
     def _bad_parity(self, one: Set) -> dict[int, list[Bad]]:
-        nbytes, broken = code_of(one.piece).parity_nbytes, self._parities[one.name]
+        nbytes, broken = code_of(one.parity_chunk).parity_nbytes, self._parities[one.name]
         bad: dict[int, list[Bad]] = {}
-        for member in range(len(one.piece.columns)):
+        for member in range(len(one.parity_chunk.columns)):
             if member not in one.files:
                 bad[member] = [Bad(0, nbytes, None, 0)]
             elif member in broken:
@@ -228,7 +228,7 @@ class _Rebuild:
         tail = b""
         if key[0] == "parity":
             file = one.files[key[1]]
-            tail = encode_record(replace(one.piece, index=key[1]), table)
+            tail = encode_record(replace(one.parity_chunk, index=key[1]), table)
             found = self.checkpoint.files.integrity.digest(tail, Purpose.PARITY_RECORD)
             if (len(tail), found) != (file.record_nbytes, file.record_digest):
                 raise DamagedError(f"{target.name}: came out damaged: something changed meanwhile")
@@ -257,9 +257,9 @@ class _Rebuild:
     def _why(self, one: Set) -> str:
         lacking = [e.name for r in one.ranks if r in self._images for e in self._images[r].concerned]
         lacking += [os.path.join(PARITY_DIR, target.name) for target in self._parities[one.name].values()]
-        none = len(one.piece.columns) - len(one.files)
+        none = len(one.parity_chunk.columns) - len(one.files)
         more = [f"the parity of {none} members, which was not drained"] if none else []
-        members, scheme = len(one.piece.columns), one.piece.scheme
+        members, scheme = len(one.parity_chunk.columns), one.parity_chunk.scheme
         return (
             f"its set of {members} nodes bears the loss of {scheme.losses} ({scheme.value}) and lacks "
             f"{_listed(lacking + more)}"

@@ -4,7 +4,7 @@ from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol.messages import Cadence
 
 
-class Due:
+class DrainCadence:
     """By the cadence that the job's ranks asked for."""
 
     def __init__(self) -> None:

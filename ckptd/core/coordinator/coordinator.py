@@ -8,13 +8,13 @@ from msgspec.structs import replace
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, ToNode
 from ckptd.core.coordinator.departures import How
-from ckptd.core.coordinator.inventory_barrier import RollCall
+from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
 from ckptd.core.coordinator.leave import Leave
 from ckptd.core.coordinator.locations import Routes
 from ckptd.core.coordinator.missed_loads import MissedLoads
 from ckptd.core.coordinator.missing_ranks import MissingRanks
 from ckptd.core.coordinator.notices import Notices
-from ckptd.core.coordinator.parity_scheduler import Encodes
+from ckptd.core.coordinator.parity_scheduler import ParityScheduler
 from ckptd.core.coordinator.protection_view import ProtectionView
 from ckptd.core.coordinator.restores import Restores
 from ckptd.core.coordinator.runs import Runs
@@ -33,7 +33,7 @@ class Coordinator:
         self._node = node
         self._policy = policy
         self.sessions = Sessions(job, node, policy, known)
-        self.roll_call = RollCall(policy)
+        self.inventory = InventoryBarrier(policy)
         self.preemption = Preemption(job, node)
         self._know_nothing()
         self._session = ""  # that was entered last
@@ -46,21 +46,21 @@ class Coordinator:
         self._blank = False  # the last scan found no store at its path
         self._looked_at = 0.0  # when the store was scanned last
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
-        self._former: frozenset[str] = frozenset()  # nodes that an earlier life of this daemon knew to have something
+        self._former: frozenset[str] = frozenset()  # nodes that had something, known from before
         self._needs_room = False  # a save was skipped since the session was opened
 
     def _know_nothing(self) -> None:
         """Of saves, loads and parity."""
         job, node, policy = self.job, self._node, self._policy
-        self.saves = Saves(job, node, policy, self.roll_call)
+        self.saves = Saves(job, node, policy, self.inventory)
         self.sessions.known = lambda: self.saves.known(self.sessions.incarnation)
         self._notices = Notices(job, self.sessions, self.saves, policy.arena)
-        self.encodes = Encodes(job, node, policy, self.saves)
+        self.parity = ParityScheduler(job, node, policy, self.saves)
         self.runs = Runs(job, node)
-        routes = Routes(job, self.saves, self.encodes, node)
+        routes = Routes(job, self.saves, self.parity, node)
         self.restores = Restores(job, node, policy, self.sessions, self.saves, routes, self.runs.strangers)
         self._missing = MissingRanks(job, node, self.sessions, self.saves, self.restores)
-        self.leave = Leave(job, node, policy, self.sessions, self.saves, self.encodes, self.roll_call)
+        self.leave = Leave(job, node, policy, self.sessions, self.saves, self.parity, self.inventory)
         self.events, self.facts = self._events(), self._facts()
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
@@ -88,11 +88,11 @@ class Coordinator:
         """What a node reports of itself."""
         return {
             ev.RankFound: lambda node, event, _: self.sessions.found(node, event),
-            ev.Knocked: lambda _, event, now: self.sessions.knocked(event, now),
-            ev.Visited: self._visited,
+            ev.JoinRequested: lambda _, event, now: self.sessions.join_requested(event, now),
+            ev.FormerNodeReported: self._visited,
             ev.NodeHas: self._node_has,
             ev.SlotsAwaited: lambda node, event, now: self._missing.allocates(node, event.ranks, now),
-            ev.Encoded: self.encodes.encoded,
+            ev.Encoded: self.parity.encoded,
             ev.SegmentFetched: self._fetched,
             ev.RankAttached: self._attached,
             ev.RankGone: lambda _, event, now: self._left(event, now),
@@ -110,8 +110,8 @@ class Coordinator:
             ev.LoadReported: lambda _, event, now: self._load(self.restores.reported(event, now)),
         }
 
-    def _visited(self, node: str, event: ev.Visited, now: float) -> list[Action]:
-        return [*self.sessions.visited(node, event, now), *self._entered()]
+    def _visited(self, node: str, event: ev.FormerNodeReported, now: float) -> list[Action]:
+        return [*self.sessions.former_node_reported(node, event, now), *self._entered()]
 
     def _released(self, node: str, event: ev.SegmentReleased, _now: float) -> list[Action]:
         actions = self.saves.released(node, event)
@@ -143,7 +143,7 @@ class Coordinator:
     def _sort_runs(self) -> list[Action]:
         actions = self.runs.sort(self.saves, self.sessions.nodes)
         if self.runs.took_back():  # a load waits until it is in the tables again
-            self._call_roll(anew=True)
+            self._ask_inventories(repeat=True)
             self.restores.blind()
         return actions
 
@@ -156,7 +156,7 @@ class Coordinator:
         loaded = agreed.incarnation if agreed is not None else 0
         actions = self.sessions.attach(node, event, now, loaded)
         self.runs.attached(event, actions)
-        actions += [*self._end_halves(), *self._load(self.restores.hopeless(self.sessions.incomplete))]
+        actions += [*self._end_incomplete(), *self._load(self.restores.hopeless(self.sessions.incomplete))]
         return [*scan, *actions, *self._entered(), *self._look_anew()]
 
     def _look_anew(self) -> list[Action]:
@@ -164,7 +164,7 @@ class Coordinator:
         return [self._scan()] if self.saves.saw_another_store(self.sessions) else []
 
     def _entered(self) -> list[Action]:
-        """What follows when the door was opened: another session than before ends what its predecessor had begun."""
+        """Follows the admission of a session: a new one ends what its predecessor had begun."""
         self._somebody_is_in()
         before, self._session = self._session, self.sessions.session
         if self._session == before:
@@ -174,38 +174,38 @@ class Coordinator:
         nodes = self.sessions.nodes
         self.runs.new_session(self.sessions.incarnation, self.sessions.run, nodes)
         self.saves.known_nodes(nodes)
-        self.encodes.known_nodes(nodes)
-        self.encodes.opened(self.sessions.topology, self.sessions.epoch)
+        self.parity.known_nodes(nodes)
+        self.parity.opened(self.sessions.topology, self.sessions.epoch)
         self._missed.new_session()
         if self.restores.agreed is not None and self.restores.agreed.incarnation < self.sessions.incarnation:
             self.restores.agreed = None
-        self._call_roll()
+        self._ask_inventories()
         self._needs_room = False
         self._entering = True
         self.restores.blind()
         return [*self._sort_runs(), *self._claim(), *self._load(self.restores.replaced())]
 
-    def _call_roll(self, *, anew: bool = False) -> None:
-        """Every node of the session is to say what it has; anew: also those that have."""
+    def _ask_inventories(self, *, repeat: bool = False) -> None:
+        """Every node of the session is to say what it has; again: also those that have."""
         inside = self.sessions.topology.nodes if self.sessions.topology is not None else (self._node,)
-        self.roll_call.begin(self.sessions.nodes, inside, self.sessions.session, self._now, anew=anew)
+        self.inventory.begin(self.sessions.nodes, inside, self.sessions.session, self._now, repeat=repeat)
 
     def _node_has(self, node: str, event: ev.NodeHas, now: float) -> list[Action]:
         """All that a node has. Once all have said it, what cannot become whole any more is over."""
         actions = self._missed.catch_up(node, event, self.restores, self.sessions)
         self.sessions.heard_number(event.incarnation, event.run, event.session)
-        segments, pieces = self.runs.sift(node, event)
+        segments, chunks = self.runs.sift(node, event)
         actions += self._sort_runs()
         actions += self.sessions.heard_epoch(event.session, event.epoch)
-        self.encodes.opened(self.sessions.topology, self.sessions.epoch)
-        self.roll_call.spoke(node, event.session, event.former)
-        self.encodes.heard(node, event.since)
-        actions += self.encodes.found(node, pieces, now)
+        self.parity.opened(self.sessions.topology, self.sessions.epoch)
+        self.inventory.spoke(node, event.session, event.former)
+        self.parity.heard(node, event.since)
+        actions += self.parity.found(node, chunks, now)
         actions += self.saves.found(node, segments, now)
         for rank in self.sessions.lives(node, event.live):  # what they delivered before they ended counts
             gone = ev.RankGone(job=self.job, rank=rank, session=self.sessions.session)
             actions += self._left(gone, now)
-        return [*actions, *self._judge(now), *self.encodes.advance(now)]
+        return [*actions, *self._judge(now), *self.parity.advance(now)]
 
     def _judge(self, now: float) -> list[Action]:
         """What older incarnations left, and is of no use, is given back once no silent node may hold the rest of it.
@@ -213,46 +213,46 @@ class Coordinator:
         A node outside of the session that is silent for long is taken for lost when the job can do without what it may
         have, because something newer is staged or the job is closed, or when it cannot go on with it.
         """
-        if not self.roll_call.complete:
+        if not self.inventory.complete:
             return []
         if self._entering:
             self._entering = False
-            self.saves.awaited = self.encodes.pieced
+            self.saves.awaited = self.parity.pieced
             self.saves.new_incarnation(self.sessions.incarnation, self.sessions.run, self.sessions.session)
         actions: list[Action] = []
-        if self.roll_call.overdue and (self.saves.went_on or self._needs_room or self.leave.closing):
-            self.roll_call.give_up()
-        if self.roll_call.settle():
-            actions += self.saves.end_halves(self.sessions.incarnation)
-            actions += self.encodes.outlived(self.restores.settled)
-            actions += self.encodes.advance(now)
+        if self.inventory.overdue and (self.saves.went_on or self._needs_room or self.leave.closing):
+            self.inventory.give_up()
+        if self.inventory.settle():
+            actions += self.saves.end_incomplete(self.sessions.incarnation)
+            actions += self.parity.obsolete(self.restores.settled)
+            actions += self.parity.advance(now)
         return [*actions, *self._load(self.restores.go_on(now))]
 
     def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
         self.sessions.processes.link_up(event.node)
         if event.node in self.sessions.present.values():
             self._somebody_is_in()
-        self.roll_call.came(event.node)
+        self.inventory.came(event.node)
         self.runs.peer_up(event.node)
-        actions = [*self.encodes.peer_up(event.node), *self.saves.peer_up(event.node, now)]
+        actions = [*self.parity.peer_up(event.node), *self.saves.peer_up(event.node, now)]
         return [*actions, *self.restores.peer_up(event.node), *self.preemption.peer_up(event.node)]
 
     def _peer_down(self, event: ev.PeerDown, now: float) -> list[Action]:
         node = event.node
         actions = [*self.sessions.peer_down(node, now), *self._entered()]
-        self.roll_call.went(node)
+        self.inventory.went(node)
         ranks = sorted(rank for rank, home in self.sessions.members.items() if home == node)
         actions += self._load(self.restores.node_gone(node, ranks))
         actions += self.saves.peer_down(node, now)
         return [*actions, *(self._all_left(now) if ranks else []), *self._judge(now)]
 
     def _kept(self, event: ev.TopologyKept) -> list[Action]:
-        """What an earlier life of this daemon coordinated, if it did."""
+        """What an earlier process of this daemon coordinated, if it did."""
         if event.topology.coordinator != self._node:
             return []
         self.sessions.kept(event)
         self._former = frozenset(event.former)
-        self.encodes.opened(event.topology, event.epoch)
+        self.parity.opened(event.topology, event.epoch)
         return []
 
     def _fetched(self, node: str, event: ev.SegmentFetched, now: float) -> list[Action]:
@@ -265,14 +265,14 @@ class Coordinator:
         if self.sessions.session or self.saves.records:
             self.sessions.retire(incarnation)
             self._session = ""
-            self.roll_call.forget()
+            self.inventory.forget()
             reachable = self.saves.reachable  # links stay as they are, and nobody will tell again
             self._know_nothing()
             self.saves.reachable = reachable
             self._asked_scan = False
 
     def _somebody_is_in(self) -> None:
-        """Ranks belong to the job: it is neither closing nor an orphan. Who only knocks changes nothing."""
+        """Ranks belong to the job: it is neither closing nor an orphan. A pending join request changes nothing."""
         if self.sessions.present:
             self.leave.stay()
             self.saves.due.cadence = self.sessions.cadence
@@ -280,7 +280,7 @@ class Coordinator:
     def adopted(self, now: float) -> list[Action]:
         """Memory of the job was found at start and nobody is attached yet."""
         self.leave.orphaned_at, self._asked_scan, self._touched = now, True, True
-        self.roll_call.born((self.sessions.nodes | self._former) - {self._node})
+        self.inventory.born((self.sessions.nodes | self._former) - {self._node})
         return [self._scan()]
 
     def _left(self, event: ev.RankGone | ev.RankDetached, now: float) -> list[Action]:
@@ -307,27 +307,27 @@ class Coordinator:
         if not self.runs.admits(node, event):
             return self._sort_runs()
         before, self.saves.due.from_step = self.saves.newest_staged, self.preemption.due_from(self.sessions.session)
-        actions = [*self.saves.staged(node, event, now), *self.encodes.advance(now)]
+        actions = [*self.saves.staged(node, event, now), *self.parity.advance(now)]
         if self.saves.newest_staged is not before:
-            judged = self.roll_call.doubts
-            actions += self._judge(now) if judged else self.encodes.outlived(self.restores.settled)
-        return [*actions, *(self._end_halves() if event.request else ())]
+            judged = self.inventory.doubts
+            actions += self._judge(now) if judged else self.parity.obsolete(self.restores.settled)
+        return [*actions, *(self._end_incomplete() if event.request else ())]
 
-    def _end_halves(self) -> list[Action]:
+    def _end_incomplete(self) -> list[Action]:
         """Saves that wait for ranks which left can never complete."""
         gone = sorted(self.sessions.departed.items())
         return [action for _, left in gone for action in self.saves.rank_gone(left, self.sessions.incarnation)]
 
     def _incarnation(self, event: ev.IncarnationTaken, now: float) -> list[Action]:
-        door = bool(self.sessions.taking) and event.session == self.sessions.taking
-        if not door and not (self.restores.wants_incarnation and event.session == self.sessions.session):
+        joining = bool(self.sessions.taking) and event.session == self.sessions.taking
+        if not joining and not (self.restores.wants_incarnation and event.session == self.sessions.session):
             return []  # of a session or a load that is over: its record on the store names that session
         if self.sessions.is_outdated(event):
             return [self.sessions.take(event.session)]
         self.saves.fence.store_id = event.store_id or self.saves.fence.store_id
         if not event.problem:
             self.saves.fence.recorded([(event.number, event.run)])
-        if door:
+        if joining:
             actions = self.sessions.opened(event, now)
             actions += [self._scan()] if self._blank else []  # the number made one, or it does not answer
             return [*actions, *self._entered(), *self._look_anew()]
@@ -403,11 +403,11 @@ class Coordinator:
                 self.saves.new_incarnation(self.sessions.incarnation, self.sessions.run, self.sessions.session)
                 actions = [*actions, *self._claim()]
                 self.saves.awaited = ()  # what could be completed was
-                if not self.roll_call.doubts:
-                    actions = [*actions, *self.saves.end_halves(self.sessions.incarnation)]
-                    actions += self.encodes.outlived(self.restores.settled)
+                if not self.inventory.doubts:
+                    actions = [*actions, *self.saves.end_incomplete(self.sessions.incarnation)]
+                    actions += self.parity.obsolete(self.restores.settled)
                 if order.save is not None:
-                    actions += [*self.saves.revive(order.save, self._now), *self.encodes.advance(self._now)]
+                    actions += [*self.saves.revive(order.save, self._now), *self.parity.advance(self._now)]
         if self.saves.retention.hold and not self.restores.running:
             self.saves.retention.hold = False
             actions += self.saves.retire()
@@ -415,7 +415,7 @@ class Coordinator:
 
     def view(self) -> ProtectionView | None:
         """How far the nodes protect each other; None: this daemon coordinates nothing."""
-        return self.encodes.view() if self.sessions.topology is not None else None
+        return self.parity.view() if self.sessions.topology is not None else None
 
     def next_deadline(self) -> float | None:
         """The earliest time at which tick has something to do."""
@@ -423,7 +423,7 @@ class Coordinator:
 
     def _deadline(self) -> float | None:
         times = [self.sessions.next_deadline(), self.saves.next_deadline(), self.restores.next_deadline()]
-        times += [self._rescan_at, self.leave.until, self.roll_call.next_deadline(), self.encodes.next_deadline()]
+        times += [self._rescan_at, self.leave.until, self.inventory.next_deadline(), self.parity.next_deadline()]
         times += [self.preemption.next_deadline(), self._missing.next_deadline()]
         return min((t for t in times if t is not None), default=None)
 
@@ -438,9 +438,9 @@ class Coordinator:
 
     def _tick(self, now: float) -> list[Action]:
         actions = [*self.sessions.tick(now), *self._entered()]
-        actions += [*self.saves.tick(now), *self.encodes.tick(now), *self.preemption.tick(now)]
+        actions += [*self.saves.tick(now), *self.parity.tick(now), *self.preemption.tick(now)]
         actions += self._missing.tick(now)
-        actions += self._judge(now) if self.roll_call.tick(now) else []
+        actions += self._judge(now) if self.inventory.tick(now) else []
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None
             actions.append(self._scan())

@@ -10,7 +10,7 @@
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Note, RemovePartial, ToNode
 from ckptd.core.coordinator.fence import Fence
-from ckptd.core.coordinator.inventory_barrier import RollCall
+from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
 from ckptd.core.coordinator.retention import Retention
 from ckptd.core.coordinator.save_record import Phase, Record
 from ckptd.core.coordinator.save_records import SaveRecords
@@ -24,20 +24,20 @@ _COMMIT_TRIES = 2  # before the drain itself is done again
 class Drains(SaveRecords):
     """Saves that are due go to the store, the newest first."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy, roll_call: RollCall) -> None:
+    def __init__(self, job: JobKey, node: str, policy: Policy, inventory: InventoryBarrier) -> None:
         super().__init__()
         self._job = job
         self._node = node
         self._policy = policy
-        self._roll_call = roll_call
+        self._inventory = inventory
         self.retry_at: float | None = None
         self._partials: set[SaveId] = set()
         self.retention = Retention(job, policy.keep_last, policy.keep_every)
-        self.disputed = -1  # an incarnation whose number an older life on the store has too
+        self.disputed = -1  # an incarnation whose number an older incarnation on the store has too
         self.fence = Fence(job)
         self._asked: Commit | None = None  # the last commit; it may be answered after the job's session changed
         self.ready = False  # the store was seen once: what is durable already is known, so drains may begin
-        self.reachable: set[str] = {node}  # nodes that can be told to drain
+        self.reachable: set[str] = {node}  # nodes that can receive an order to drain
 
     def _order(self, order: ev.Message, node: str | None = None) -> Action:
         return ToNode(job=self._job, node=node, message=order)
@@ -71,7 +71,7 @@ class Drains(SaveRecords):
             or (self.retry_at is not None and now < self.retry_at)
         ):
             return []
-        waiting = [r for r in self.records.values() if r.waits and (r.in_memory or not self._roll_call.doubts)]
+        waiting = [r for r in self.records.values() if r.waits and (r.in_memory or not self._inventory.doubts)]
         newest = self.newest_staged
         if newest is None:
             reason = "its memory was given up before it was drained"
@@ -228,7 +228,7 @@ class Drains(SaveRecords):
         record.phase = Phase.STAGED
         actions: list[Action] = [note]
         late = now - record.first_failure >= self._policy.drain_give_up_s
-        if late or not (record.in_memory or self._roll_call.doubts):
+        if late or not (record.in_memory or self._inventory.doubts):
             record.due = False
             actions += self._finish(record, End.FAILED, problem)
         return [*actions, *self._drop_drain(record)]

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable
 from ckptd.core.policy import Policy
 
 
-class RollCall:
+class InventoryBarrier:
     """One call is made at the birth of a coordinator, and whenever a session is opened."""
 
     def __init__(self, policy: Policy) -> None:
@@ -31,19 +31,19 @@ class RollCall:
         self._called, self._silent = True, others - self._current.keys()
         self.doubts = bool(self._silent)
 
-    def begin(self, nodes: set[str], inside: Iterable[str], session: str, now: float, *, anew: bool = False) -> None:
+    def begin(self, nodes: set[str], inside: Iterable[str], session: str, now: float, *, repeat: bool = False) -> None:
         """A session was opened. Who has spoken since its link came up need not say it again.
 
         But only who was in this session then, before this daemon restarted, has named all nodes that it ran on before.
-        nodes: all that have, or may have, something. inside: where the session runs. anew: all of them say it again,
+        nodes: all that have, or may have, something. inside: where the session runs. again: all of them say it again,
         and loads wait for those that can.
         """
         doubted: set[str] = set()
-        self._awaited = nodes - self._current.keys() if not anew else nodes & (self._current.keys() | self._awaited)
-        if anew:
+        self._awaited = nodes - self._current.keys() if not repeat else nodes & (self._current.keys() | self._awaited)
+        if repeat:
             doubted, self._current = self._silent, {}  # who does not answer now may still have something
         said = {node: former for node, (of, former) in self._current.items() if of == session}
-        self._spoke = self._spoke - nodes if anew else set(said)
+        self._spoke = self._spoke - nodes if repeat else set(said)
         self._silent = (doubted | nodes.union(*said.values())) - self._spoke
         self._inside = frozenset(inside)
         self._awaited_until = now + self._patience_s / 10
@@ -58,7 +58,7 @@ class RollCall:
         self._silent = (self._silent | set(former)) - self._spoke
 
     def came(self, node: str) -> None:
-        """Its link came up: it will say anew what it has."""
+        """Its link came up: it will say again what it has."""
         self._current.pop(node, None)
 
     def went(self, node: str) -> None:

@@ -2,8 +2,8 @@
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToNode
-from ckptd.core.coordinator.inventory_barrier import RollCall
-from ckptd.core.coordinator.parity_scheduler import Encodes
+from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
+from ckptd.core.coordinator.parity_scheduler import ParityScheduler
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.coordinator.sessions import Sessions
 from ckptd.core.policy import Policy
@@ -21,16 +21,16 @@ class Leave:
         policy: Policy,
         sessions: Sessions,
         saves: Saves,
-        encodes: Encodes,
-        roll_call: RollCall,
+        parity: ParityScheduler,
+        inventory: InventoryBarrier,
     ) -> None:
         self._job = job
         self._node = node
         self._policy = policy
         self._sessions = sessions
         self._saves = saves
-        self._encodes = encodes
-        self._roll_call = roll_call
+        self._parity = parity
+        self._inventory = inventory
         self.orphaned_at: float | None = None  # when the last rank ended without closing
         self.crashed = False  # some rank of the session ended without closing
         self.closing = False  # every rank closed: free the memory once durable
@@ -55,7 +55,7 @@ class Leave:
         if self._sessions.peopled or not (self.closing or expired):
             return []
         went_on = any(save.incarnation == self._sessions.incarnation for save in self._saves.on_store)
-        newer = self._roll_call.doubts_of(self._sessions.nodes) if went_on else self._roll_call.doubts
+        newer = self._inventory.doubts_of(self._sessions.nodes) if went_on else self._inventory.doubts
         if newer and not expired:
             return []  # a node that has not said yet what it has may have what is newer than all that is known
         newest = self._saves.newest_staged
@@ -65,7 +65,7 @@ class Leave:
         if self._saves.active is not None or (waits and not expired):
             return []
         self.closing, self.orphaned_at = False, None
-        self._encodes.released()
+        self._parity.released()
         self._saves.forget_memory()
         return [ToNode(job=self._job, message=ev.JobReleased(job=self._job, node=self._node))]
 

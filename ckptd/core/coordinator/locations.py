@@ -1,7 +1,7 @@
 """From where each rank can have its segment of a save: its node's arena, a peer's, parity, the store. Pure."""
 
 from ckptd.core import events as ev
-from ckptd.core.coordinator.parity_scheduler import Encodes
+from ckptd.core.coordinator.parity_scheduler import ParityScheduler
 from ckptd.core.coordinator.save_record import Record
 from ckptd.core.coordinator.saves import Saves
 from ckptd.shared.base.ids import JobKey, SaveId
@@ -14,20 +14,20 @@ Damage = set[tuple[SaveId, Tier, int]]
 class Routes:
     """What the coordinator knows of segments and parity, asked rank by rank."""
 
-    def __init__(self, job: JobKey, saves: Saves, encodes: Encodes, node: str) -> None:
+    def __init__(self, job: JobKey, saves: Saves, parity: ParityScheduler, node: str) -> None:
         self._job = job
         self._saves = saves
-        self._encodes = encodes
+        self._parity = parity
         self._node = node
 
     def candidates(self) -> set[SaveId]:
         """Saves that were whole in memory once, as far as is known, and of which something is left there."""
-        records, pieced = self._saves.records.values(), self._encodes.pieced
+        records, pieced = self._saves.records.values(), self._parity.pieced
         return {r.save for r in records if r.held and (r.staged or r.save in pieced)}
 
     def outlived_a_node(self, save: SaveId) -> bool:
-        """Whether it may have been told protected or durable: of what is neither, no loss of a node spares anything."""
-        return self.on_store(save) or save in self._encodes.pieced
+        """Whether a rank may have received protected or durable: nothing else survives the loss of a node."""
+        return self.on_store(save) or save in self._parity.pieced
 
     def on_store(self, save: SaveId) -> bool:
         """Whether it is committed there, as far as is known."""
@@ -35,7 +35,7 @@ class Routes:
 
     def home(self, rank: int) -> str:
         """The node where the rank runs now."""
-        topology = self._encodes.topology
+        topology = self._parity.topology
         if topology is None:
             return self._node
         return topology.home(rank % len(topology.homes))
@@ -79,7 +79,7 @@ class Routes:
             )
         if (save, Tier.REBUILT, rank) in damaged:
             return None
-        return self._encodes.rebuild(record, rank, self._unreadable(record, damaged), self._saves.reachable)
+        return self._parity.rebuild(record, rank, self._unreadable(record, damaged), self._saves.reachable)
 
     def why_not(self, save: SaveId, ranks: list[int]) -> str:
         """In words, why these ranks' segments cannot be had."""
@@ -91,7 +91,7 @@ class Routes:
             return "what lies on the store is damaged, and no node has it in memory"
         store = "what lies on the store is damaged" if save in self._saves.on_store else "it is not on the store"
         lost = f"no node that answers has what {named_ranks(ranks)} saved in its memory, or it is damaged there"
-        return f"{lost}; {self._encodes.bears(save)}; {store}{where}"
+        return f"{lost}; {self._parity.bears(save)}; {store}{where}"
 
     def why_from_store(self, save: SaveId, ranks: list[int]) -> str:
         """In words, why memory that other ranks have was of no use to these; empty when there is none."""
@@ -99,7 +99,7 @@ class Routes:
         if record is None or not record.held or not ranks:
             return ""
         lost = f"no node that answers has what {named_ranks(ranks)} saved in its memory, or it is damaged there"
-        return f"{lost}; {self._encodes.bears(save)}; read from the store"
+        return f"{lost}; {self._parity.bears(save)}; read from the store"
 
     @staticmethod
     def _unreadable(record: Record, damaged: Damage) -> set[int]:

@@ -37,7 +37,7 @@ class _Said:
 
 
 class MissingRanks:
-    """Of the saves of one job, and of its load. Its facts are those of the door, of the saves and of the load."""
+    """Of the saves of one job, and of its load. Its facts are those of sessions, saves and load."""
 
     def __init__(self, job: JobKey, node: str, sessions: Sessions, saves: Saves, restores: Restores) -> None:
         self._job, self._node = job, node
@@ -81,8 +81,8 @@ class MissingRanks:
     def _waiting(self) -> list[Record]:
         """Saves of this incarnation that some rank has delivered, and not all."""
         ours = self._sessions.incarnation
-        halves = [r for r in self._saves.judged_halves if r.save.incarnation == ours and r.delivered]
-        return [r for r in halves if not r.adopted or self._still_waits(r)]
+        incomplete = [r for r in self._saves.judged_incomplete if r.save.incarnation == ours and r.delivered]
+        return [r for r in incomplete if not r.adopted or self._still_waits(r)]
 
     def _still_waits(self, found: Record) -> bool:
         """Whether a half that was found at start waits for ranks: they are here, and it is no rest of an older save."""

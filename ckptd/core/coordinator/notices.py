@@ -21,7 +21,7 @@ _TRIED_AGAIN = "training goes on, newer saves are tried, too; how it stands: ckp
 _ROUND_S = 60  # from here on full tens are suggested
 _WAYS_OUT = (
     "plain dcp.load does not read it: load it with client.load, load_from or ckptd_client.dcp.CkptdReader, or write it "
-    "anew: ckptd export --format dcp {path} OUT; connect(layout='plain') if nobody reads it otherwise"
+    "again: ckptd export --format dcp {path} OUT; connect(layout='plain') if nobody reads it otherwise"
 )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, ToNode
 from ckptd.core.coordinator.protection_view import ProtectionView, view_of
-from ckptd.core.coordinator.save_record import Record, lost_since, newest_whole
+from ckptd.core.coordinator.save_record import Record, newest_whole, obsolete_since
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.policy import Policy
 from ckptd.core.redundancy_sets import recoverable, redundancy_sets
@@ -18,7 +18,7 @@ Key = tuple[SaveId, int]  # save, epoch
 Group = tuple[int, Scheme, tuple[tuple[int, ...], ...]]  # epoch, scheme, ranks by member
 
 
-class Encodes:
+class ParityScheduler:
     """What is being encoded, what is protected, and where which parity lies."""
 
     def __init__(self, job: JobKey, node: str, policy: Policy, saves: Saves) -> None:
@@ -35,7 +35,7 @@ class Encodes:
         self._active_since = 0.0
         self._failures = 0
         self._retry_at: float | None = None
-        self._pieces: dict[str, dict[Key, ev.HeldPiece]] = {}
+        self._chunks: dict[str, dict[Key, ev.HeldChunk]] = {}
         self._sets: dict[str, tuple[str, ...]] = {}
         self._ranks: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}  # by set, of each member
         self._since: dict[str, int] = {}  # by node, the epoch in which the job first came to its arena
@@ -60,23 +60,23 @@ class Encodes:
     def known_nodes(self, nodes: set[str]) -> None:
         """What lies elsewhere is out of reach."""
         self._since = {node: since for node, since in self._since.items() if node in nodes}
-        self._pieces = {node: held for node, held in self._pieces.items() if node in nodes}
+        self._chunks = {node: held for node, held in self._chunks.items() if node in nodes}
         self._index.clear()
 
     def heard(self, node: str, since: int) -> None:
         """The job first came to the node's arena, as it is now, in this epoch; 0: that is not known."""
         self._since[node] = since
 
-    def found(self, node: str, pieces: tuple[ev.HeldPiece, ...], now: float) -> list[Action]:
-        """These pieces, and no others, lie at the node. It may have missed what was ordered or reached."""
-        self._pieces[node] = {(piece.save, piece.epoch): piece for piece in pieces}
+    def found(self, node: str, chunks: tuple[ev.HeldChunk, ...], now: float) -> list[Action]:
+        """These chunks, and no others, lie at the node. It may have missed what was ordered or reached."""
+        self._chunks[node] = {(chunk.save, chunk.epoch): chunk for chunk in chunks}
         self._index.clear()
         if not self.on or self.topology is None or node not in self._sets:
             return []
         actions: list[Action] = []
-        if self.newest is None:  # another life of this coordinator may have seen it protected
-            for key in sorted(self._pieces[node], reverse=True):
-                if key[1] == self.epoch and all(key in self._pieces.get(n, {}) for n in self._sets):
+        if self.newest is None:  # another incarnation of this coordinator may have seen it protected
+            for key in sorted(self._chunks[node], reverse=True):
+                if key[1] == self.epoch and all(key in self._chunks.get(n, {}) for n in self._sets):
                     return [*self._protected(key), *self.advance(now)]
         else:
             order = ev.SaveProtected(job=self._job, node=self._node, save=self.newest[0], epoch=self.newest[1])
@@ -107,7 +107,7 @@ class Encodes:
         return [*given_up, *self._order(newest.save, None)]
 
     def _give_up_active(self) -> list[Action]:
-        """Pieces of what is stuck go, unless an earlier life of this coordinator may have called it protected."""
+        """Chunks of what is stuck go, unless an earlier process of this coordinator may have called it protected."""
         key = (self.active, self.epoch) if self.active is not None and self.newest is not None else None
         self._forget_active()
         return [] if key is None else self._drop({key})
@@ -123,7 +123,7 @@ class Encodes:
         """A node has sealed its parity, or could not make it."""
         key = (event.save, event.epoch)
         if not event.problem and self.topology is not None and event.epoch == self.epoch and node in self._sets:
-            self._pieces.setdefault(node, {})[key] = self._describe(node, key)
+            self._chunks.setdefault(node, {})[key] = self._describe(node, key)
             self._index.clear()
         if event.save != self.active or event.epoch != self.epoch:
             return []
@@ -140,18 +140,18 @@ class Encodes:
             return [*self._protected(key), *self.advance(now)]
         return []
 
-    def _describe(self, node: str, key: Key) -> ev.HeldPiece:
+    def _describe(self, node: str, key: Key) -> ev.HeldChunk:
         members, topology = self._sets[node], self.topology
         assert topology is not None  # noqa: S101 - the caller looked
         scheme = topology.scheme.among(len(members))
-        return ev.HeldPiece(*key, scheme, members.index(node), self._ranks[members], members)
+        return ev.HeldChunk(*key, scheme, members.index(node), self._ranks[members], members)
 
     def _protected(self, key: Key) -> list[Action]:
         self.newest = key
         self._forget_active()
         if key[0] in self._saves.records:
             self._saves.records[key[0]].protected = True
-        for held in self._pieces.values():
+        for held in self._chunks.values():
             for old in [k for k in held if k != key]:
                 del held[old]
         self._index.clear()
@@ -179,14 +179,14 @@ class Encodes:
     def released(self) -> None:
         """Nothing of the job is in memory any more."""
         self._forget_active()
-        self.newest, self._pieces = None, {}
+        self.newest, self._chunks = None, {}
         self._index.clear()
 
     def view(self) -> ProtectionView:
         """For status."""
         if self.topology is None:
             return ProtectionView()
-        newest = {node: max(held)[0] for node, held in self._pieces.items() if held}
+        newest = {node: max(held)[0] for node, held in self._chunks.items() if held}
         return view_of(
             self.topology,
             unreachable=set(self.topology.nodes) - self._saves.reachable,
@@ -215,7 +215,7 @@ class Encodes:
     def rebuild(self, record: Record, rank: int, damaged: set[int], reachable: set[str]) -> ev.FetchOrdered | None:
         """How to rebuild the rank's segment without its own copy and those that are damaged; None: not at all."""
         for (epoch, scheme, ranks), holders in sorted(self._parity_of(record.save).get(rank, {}).items(), reverse=True):
-            pieces = {index: min(able) for index, nodes in holders.items() if (able := nodes & reachable)}
+            chunks = {index: min(able) for index, nodes in holders.items() if (able := nodes & reachable)}
             homes = {
                 r: min(able)
                 for members in ranks
@@ -224,18 +224,18 @@ class Encodes:
             }
             column = next(i for i, members in enumerate(ranks) if rank in members)
             lost = {i for i, members in enumerate(ranks) if any(member not in homes for member in members)}
-            missing = set(range(len(ranks))) - set(pieces)
-            if pieces and recoverable(scheme, len(ranks), lost, missing, {column}):
+            missing = set(range(len(ranks))) - set(chunks)
+            if chunks and recoverable(scheme, len(ranks), lost, missing, {column}):
                 return ev.FetchOrdered(
                     job=self._job,
                     node=self._node,
                     rank=rank,
                     save=record.save,
                     tier=Tier.REBUILT,
-                    holder=pieces[min(pieces)],
+                    holder=chunks[min(chunks)],
                     epoch=epoch,
                     homes=tuple((r, homes[r]) for i, m in enumerate(ranks) if i not in lost for r in m),
-                    pieces=tuple(sorted(pieces.items())),
+                    chunks=tuple(sorted(chunks.items())),
                 )
         return None
 
@@ -244,60 +244,62 @@ class Encodes:
         return all(self.rebuild(record, rank, set(), reachable) is not None for rank in missing)
 
     def _parity_of(self, save: SaveId) -> dict[int, dict[Group, dict[int, set[str]]]]:
-        """By rank, the sets that encoded it, and which nodes have which member's piece."""
+        """By rank, the sets that encoded it, and which nodes have which member's chunk."""
         if save not in self._index:
             index: dict[int, dict[Group, dict[int, set[str]]]] = {}
-            for node, held in self._pieces.items():
-                for piece in held.values():
-                    if piece.save != save:
+            for node, held in self._chunks.items():
+                for chunk in held.values():
+                    if chunk.save != save:
                         continue
-                    group = (piece.epoch, piece.scheme, piece.ranks)
-                    known = next((index[r][group] for m in piece.ranks for r in m if group in index.get(r, {})), {})
-                    known.setdefault(piece.index, set()).add(node)
-                    for rank in (r for members in piece.ranks for r in members):
+                    group = (chunk.epoch, chunk.scheme, chunk.ranks)
+                    known = next((index[r][group] for m in chunk.ranks for r in m if group in index.get(r, {})), {})
+                    known.setdefault(chunk.index, set()).add(node)
+                    for rank in (r for members in chunk.ranks for r in members):
                         index.setdefault(rank, {})[group] = known
             self._index[save] = index
         return self._index[save]
 
-    def outlived(self, loaded: SaveId | None) -> list[Action]:
+    def obsolete(self, loaded: SaveId | None) -> list[Action]:
         """Has the nodes give back parity that was left by sessions before and that nothing depends on.
 
         To be asked once all nodes that answer have said what they have. A save counts as protected if each member of
-        its sets that is still there has its piece: then it is as safe as it ever was, less the nodes that are lost.
+        its sets that is still there has its chunk: then it is as safe as it ever was, less the nodes that are lost.
         loaded: the newest that could be restored when the job went on from it; what is newer is lost, unless it can be
         rebuilt by what is there: that may have failed for a reason that passes.
         """
-        keys = {key for held in self._pieces.values() for key in held if key[1] != self.epoch}
+        keys = {key for held in self._chunks.values() for key in held if key[1] != self.epoch}
         whole = newest_whole(self._saves.records.values(), self._saves.on_store)
         told = {self.newest} if self.newest is not None else set()
         best = max(told | {key for key in keys if self._was_protected(key)}, default=None)
         gone = {key for key in keys if best is not None and key < best}
         gone |= {k for k in keys - {best} if whole is not None and k[0] < whole and not self._was_protected(k)}
-        lost = lost_since(self._saves.records.values(), loaded, self._saves.incarnation) if loaded is not None else []
+        lost = (
+            obsolete_since(self._saves.records.values(), loaded, self._saves.incarnation) if loaded is not None else []
+        )
         lost = [save for save in lost if not self._recoverable(self._saves.records[save], self._saves.reachable)]
-        gone |= {key for held in self._pieces.values() for key in held if key[0] in lost and key not in told}
+        gone |= {key for held in self._chunks.values() for key in held if key[0] in lost and key not in told}
         if self.active in lost:  # it was ordered before it was known what is lost
             self._forget_active()
         return self._drop(gone, lost, loaded) if gone or lost else []
 
     def _drop(self, keys: set[Key], lost: Sequence[SaveId] = (), newest: SaveId | None = None) -> list[Action]:
-        for held in self._pieces.values():
+        for held in self._chunks.values():
             for key in keys & held.keys():
                 del held[key]
         self._index.clear()
-        order = ev.Outlived(
-            job=self._job, node=self._node, pieces=tuple(sorted(keys)), saves=tuple(lost), newest=newest
+        order = ev.SavesObsolete(
+            job=self._job, node=self._node, chunks=tuple(sorted(keys)), saves=tuple(lost), newest=newest
         )
         return [ToNode(job=self._job, message=order)]
 
     def _was_protected(self, key: Key) -> bool:
         covered: set[int] = set()
         record = self._saves.records.get(key[0])
-        sets = {held[key].members: held[key] for held in self._pieces.values() if key in held}
-        for members, piece in sets.items():
-            missing = [node for node in members if key not in self._pieces.get(node, {})]
-            if len(missing) <= piece.scheme.losses and not any(self._survived(node, key[1]) for node in missing):
-                covered |= {rank for ranks in piece.ranks for rank in ranks}
+        sets = {held[key].members: held[key] for held in self._chunks.values() if key in held}
+        for members, chunk in sets.items():
+            missing = [node for node in members if key not in self._chunks.get(node, {})]
+            if len(missing) <= chunk.scheme.losses and not any(self._survived(node, key[1]) for node in missing):
+                covered |= {rank for ranks in chunk.ranks for rank in ranks}
         return record is not None and 0 < len(covered) == record.world_size
 
     def _survived(self, node: str, epoch: int) -> bool:
@@ -306,7 +308,7 @@ class Encodes:
 
     def bears(self, save: SaveId) -> str:
         """In words, what the parity of the save makes good for."""
-        scheme = next((p.scheme for held in self._pieces.values() for p in held.values() if p.save == save), None)
+        scheme = next((p.scheme for held in self._chunks.values() for p in held.values() if p.save == save), None)
         if scheme is None:
             return "no node that answers has parity of it"
         nodes = "one node" if scheme.losses == 1 else f"{scheme.losses} nodes"
@@ -315,4 +317,4 @@ class Encodes:
     @property
     def pieced(self) -> set[SaveId]:
         """Saves of which some parity lies somewhere: they were staged by all their ranks."""
-        return {save for held in self._pieces.values() for save, _ in held}
+        return {save for held in self._chunks.values() for save, _ in held}

@@ -79,7 +79,7 @@ def view_of(
 def less_than_asked(topology: Topology) -> tuple[str, ...]:
     """What the scheme cannot do for nodes so few, and what to type. Of a scheme that nobody chose a lone node has none.
 
-    It is the same as long as the session lasts: rank 0 is told once.
+    It is the same as long as the session lasts: rank 0 receives it once.
     """
     scheme, nodes = topology.scheme, len(topology.peers)
     if scheme is Scheme.NONE or (nodes == 1 and not topology.asked):

@@ -56,7 +56,7 @@ class Restores:
         self._blind = False  # some node has not yet said what it has
         self._round: Round | None = None
         self.settled: SaveId | None = None  # the newest that could be restored, and was, in this session
-        self._ended = "no load is running"  # what a rank is told that reports to one that is over
+        self._ended = "no load is running"  # the answer to a rank that reports on a finished one
 
     @property
     def _world_size(self) -> int:

@@ -1,4 +1,4 @@
-"""The runs of a job at its coordinator: what belongs to the job, what is set apart, and who was told. Pure.
+"""The runs of a job at its coordinator: those of the job, those set apart, and the nodes that know. Pure.
 
 All that nodes and the store tell of saves comes through here first. Only saves of the job's own line of runs reach the
 tables of saves, parity and restores: nothing there has to ask which run something is of.
@@ -15,7 +15,7 @@ from ckptd.shared.base.ids import JobKey, Run, RunId, SaveId
 
 
 class Runs:
-    """Facts and decision (``lineage``), what is not the job's (``strangers``), and what each node was told of it."""
+    """Facts and decision (``lineage``), what is not the job's (``strangers``), and what each node knows of it."""
 
     def __init__(self, job: JobKey, node: str) -> None:
         self._job = job
@@ -26,12 +26,12 @@ class Runs:
         self._apart: frozenset[Run] = frozenset()  # as of the last sort
         self._back = False  # something set apart turned out to be the job's: its nodes are to say what they have
 
-    def sift(self, node: str, has: ev.NodeHas) -> tuple[tuple[ev.HeldSegment, ...], tuple[ev.HeldPiece, ...]]:
-        """The segments and pieces of parity at a node that are the job's."""
-        self.lineage.held(node, {p.save for p in has.pieces}, [(s.save, s.rank) for s in has.segments])
+    def sift(self, node: str, has: ev.NodeHas) -> tuple[tuple[ev.HeldSegment, ...], tuple[ev.HeldChunk, ...]]:
+        """The segments and parity chunks at a node that are the job's."""
+        self.lineage.held(node, {p.save for p in has.chunks}, [(s.save, s.rank) for s in has.segments])
         ours = self.lineage.is_ours
         self.strangers.heard(node, [(s.save, s.rank) for s in has.segments if not ours(s.save)])
-        return tuple(s for s in has.segments if ours(s.save)), tuple(p for p in has.pieces if ours(p.save))
+        return tuple(s for s in has.segments if ours(s.save)), tuple(p for p in has.chunks if ours(p.save))
 
     def admits(self, node: str, staged: ev.SegmentStaged) -> bool:
         """Whether one more segment at a node is the job's."""
@@ -65,7 +65,7 @@ class Runs:
         self.lineage.on_store([found.save for found in event.committed], recorded)
 
     def peer_up(self, node: str) -> None:
-        """It may be another process, which was told nothing."""
+        """It may be another process, which knows nothing yet."""
         self._told.pop(node, None)
 
     def tell_anew(self) -> None:

@@ -93,7 +93,7 @@ class Record:
         return sorted(set(range(self.world_size)) - self.delivered.keys())
 
     @property
-    def half(self) -> bool:
+    def incomplete(self) -> bool:
         """Whether it waits for ranks."""
         return not self.staged and self.end is None
 
@@ -144,7 +144,7 @@ def newest_whole(records: Iterable[Record], on_store: Iterable[SaveId]) -> SaveI
     return max([*(r.save for r in records if r.staged and r.in_memory), *on_store], default=None)
 
 
-def lost_since(records: Iterable[Record], loaded: SaveId, incarnation: int) -> list[SaveId]:
+def obsolete_since(records: Iterable[Record], loaded: SaveId, incarnation: int) -> list[SaveId]:
     """Saves of older lives of the job than incarnation, of which too much is lost: an older one was loaded.
 
     A coordinator that took over knows one that was staged, and is not whole any more, as a half that it gave up.

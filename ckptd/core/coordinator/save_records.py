@@ -43,8 +43,8 @@ class SaveRecords:
         return record
 
     @property
-    def _halves(self) -> list[Record]:
-        return [record for record in self.records.values() if record.half]
+    def _incomplete(self) -> list[Record]:
+        return [record for record in self.records.values() if record.incomplete]
 
     @property
     def anything_held(self) -> bool:
@@ -64,7 +64,7 @@ class SaveRecords:
         newest, durable = self.newest_staged, max(seen, default=None)
         staged = [r for r in self.records.values() if r.staged and r.in_memory and r.save not in seen]
         wanted = [r for r in staged if r is newest or (r.forced and r.phase is not Phase.DURABLE)]
-        wanted += [r for r in self._halves if r.held]
+        wanted += [r for r in self._incomplete if r.held]
         return sorted(r.save for r in wanted if r.forced or durable is None or not r.save <= durable)
 
     def _prune(self) -> None:

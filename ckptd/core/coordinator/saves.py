@@ -13,11 +13,11 @@ from collections.abc import Container
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, RemovePartial
-from ckptd.core.coordinator.cadence import Due
+from ckptd.core.coordinator.cadence import DrainCadence
 from ckptd.core.coordinator.departures import Departure
 from ckptd.core.coordinator.drains import Drains
 from ckptd.core.coordinator.fence import was_taken_over
-from ckptd.core.coordinator.inventory_barrier import RollCall
+from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
 from ckptd.core.coordinator.retention import removed_by_others
 from ckptd.core.coordinator.save_record import Phase, Record, clash_of, disagreement, newest_whole
 from ckptd.core.coordinator.sessions import Sessions
@@ -31,9 +31,9 @@ from ckptd.shared.protocol.messages import End
 class Saves(Drains):
     """What becomes of each save."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy, roll_call: RollCall) -> None:
-        super().__init__(job, node, policy, roll_call)
-        self.due = Due()
+    def __init__(self, job: JobKey, node: str, policy: Policy, inventory: InventoryBarrier) -> None:
+        super().__init__(job, node, policy, inventory)
+        self.due = DrainCadence()
         self.incarnation = 0  # of the job's present life
         self.silent_since: float | None = None  # the store was asked then, and has never answered
         self.awaited: Container[SaveId] = ()  # not whole as far as is known, but more may be found
@@ -50,7 +50,7 @@ class Saves(Drains):
         return self._delivered(node, record, event.rank, event.nbytes, now)
 
     def found(self, node: str, segments: tuple[ev.HeldSegment, ...], now: float) -> list[Action]:
-        """These segments, and no others, lie at the node. It is told what became of their saves."""
+        """The node has exactly these segments. Sends it the outcome of their saves."""
         for record in self.records.values():
             record.lost(node)
         actions: list[Action] = []
@@ -117,7 +117,7 @@ class Saves(Drains):
     def _outrun(self, newer: SaveId) -> list[Action]:
         """Older halves are over. Of what was found at start only the store can say whether it was whole once."""
         actions: list[Action] = []
-        for older in [r for r in self._halves if r.save < newer]:
+        for older in [r for r in self._incomplete if r.save < newer]:
             if self.ready or not older.adopted:
                 late = named_ranks(older.missing)
                 reason = f"{newer} was staged by all ranks first; {late} never saved this one"
@@ -131,12 +131,14 @@ class Saves(Drains):
         return [] if record.end is not None or record.staged else self._finish(record, End.SKIPPED, reason)
 
     @property
-    def judged_halves(self) -> list[Record]:
+    def judged_incomplete(self) -> list[Record]:
         """Those that wait for ranks, and of which is known what there is.
 
         What was found may be whole with what a silent node has.
         """
-        return [r for r in self._halves if not (r.adopted and self._roll_call.doubts) and r.save not in self.awaited]
+        return [
+            r for r in self._incomplete if not (r.adopted and self._inventory.doubts) and r.save not in self.awaited
+        ]
 
     @property
     def went_on(self) -> bool:
@@ -146,7 +148,9 @@ class Saves(Drains):
 
     def rank_gone(self, left: Departure, incarnation: int) -> list[Action]:
         """Saves of this incarnation that wait for a rank that ended can never complete."""
-        waiting = [r for r in self.judged_halves if r.save.incarnation >= incarnation and left.rank not in r.delivered]
+        waiting = [
+            r for r in self.judged_incomplete if r.save.incarnation >= incarnation and left.rank not in r.delivered
+        ]
         return [a for r in waiting for a in self._finish(r, End.ABANDONED, left.before_save)]
 
     def new_incarnation(self, incarnation: int, run: RunId, session: str) -> None:
@@ -155,13 +159,13 @@ class Saves(Drains):
         self.fence.begin(incarnation, run, session)
         self.due.begin()
 
-    def end_halves(self, incarnation: int) -> list[Action]:
+    def end_incomplete(self, incarnation: int) -> list[Action]:
         """What the ranks of an older incarnation did not complete never will be: no silent node has what is missing."""
-        old = [r for r in self._halves if r.save.incarnation < incarnation and r.save not in self.awaited]
+        old = [r for r in self._incomplete if r.save.incarnation < incarnation and r.save not in self.awaited]
         return [a for r in old for a in self._finish(r, End.ABANDONED, f"incarnation {incarnation} began")]
 
     def dispute(self, incarnation: int) -> list[Action]:
-        """An older life owns this incarnation's names: nothing of it may be drained, or taken for what lies there."""
+        """An older incarnation owns this incarnation's names: nothing may be drained, or matched with the store."""
         self.disputed = incarnation
         reason = f"incarnation {incarnation} was begun while the store was silent, and the store has it already"
         ours = [r for r in self.records.values() if r.save.incarnation == incarnation and r.end is not End.FAILED]
@@ -220,7 +224,7 @@ class Saves(Drains):
             return [RemovePartial(job=self._job, save=save)]
         if partial.complete and self.active is None:
             record = record or self._record(save, 0, now)
-            record.due = True  # it was, in an earlier life of this coordinator
+            record.due = True  # it was, in an earlier process of this coordinator
             return self._commit(record)
         if record is None and save.incarnation < incarnation:
             return [RemovePartial(job=self._job, save=save)]
@@ -243,14 +247,14 @@ class Saves(Drains):
 
     def next_deadline(self) -> float | None:
         """When a staging save has taken too long, or a drain is tried again."""
-        staging = [r.since + self._policy.stage_timeout_s for r in self.judged_halves]
+        staging = [r.since + self._policy.stage_timeout_s for r in self.judged_incomplete]
         silent = self.silent_since + self._policy.drain_give_up_s if self.silent_since is not None else None
         return min([*staging, *(t for t in (self.retry_at, silent) if t is not None)], default=None)
 
     def tick(self, now: float) -> list[Action]:
         """Gives up what took too long; tries again what failed."""
         actions: list[Action] = []
-        for record in self.judged_halves:
+        for record in self.judged_incomplete:
             if now - record.since >= self._policy.stage_timeout_s:
                 reason = f"{named_ranks(record.missing)} did not deliver within {self._policy.stage_timeout_s:g} s"
                 actions += self._finish(record, End.ABANDONED, reason)
@@ -265,7 +269,7 @@ class Saves(Drains):
         return [*actions, *self.start_drain(now)]
 
     def _give_up_on_the_store(self) -> list[Action]:
-        """It never answered: who waits for a drain is told. The memory stays, and a later answer is welcome."""
+        """It never answered: notifies waiters for a drain. The memory stays; after a later answer draining resumes."""
         waiting = [r for r in self.records.values() if r.waits]
         reason = "the store has not answered since the daemon started"
         return [a for r in waiting for a in self._finish(r, End.FAILED if r.in_memory else End.SUPERSEDED, reason)]

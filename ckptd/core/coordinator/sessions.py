@@ -1,4 +1,4 @@
-"""Which session is the job: the door at the coordinator. Pure.
+"""Which session is the job: admission at the coordinator. Pure.
 
 A session is one set of ranks started together. A new one may enter when no rank of another lives (or by takeover), and
 gets the next incarnation number. A rank of the present session that comes back to a restarted daemon enters at once.
@@ -47,7 +47,7 @@ class Sessions:
         self.floor = 0  # the largest number seen on the store
         self._known = known  # the largest that some node had, this one or another
         self.spoiled = ""  # why the session will not be complete: a rank of it was refused
-        self.heard_of: set[str] = {node}  # nodes where ranks stood at the door
+        self.heard_of: set[str] = {node}  # nodes where ranks waited to join
         self._waiting: dict[str, Waiting] = {}
         self._former: dict[str, Peer] = {}  # nodes that the job ran on before
         self._taking = ""
@@ -55,13 +55,13 @@ class Sessions:
         self._took: dict[str, None] = {}  # sessions for which numbers were asked here, the last ones
 
     def kept(self, event: ev.TopologyKept) -> None:
-        """What an earlier life of this coordinator knew."""
+        """What an earlier process of this coordinator knew."""
         self.topology, self.epoch = event.topology, event.epoch
         self.incarnation = max(self.incarnation, event.epoch)
         self._former |= {peer.node: peer for peer in event.outside}
         self.visitors |= {peer.node for peer in event.outside}
 
-    def remember(self, event: ev.StoreRemembered | ev.Knocked | ev.Visited) -> list[Action]:
+    def remember(self, event: ev.StoreRemembered | ev.JoinRequested | ev.FormerNodeReported) -> list[Action]:
         """An arena has the store to which the job was saved, if it has one."""
         self.remembered |= {event.store_id} - {""}
         return []
@@ -80,8 +80,8 @@ class Sessions:
         """Whether it is a rank's word of another session than the present one: it counts for nothing."""
         return isinstance(event, ev.FromRank) and bool(event.session) and event.session != self.session
 
-    def knocked(self, event: ev.Knocked, now: float) -> list[Action]:
-        """A session at the door leaves these nodes, if it is let in: they are met."""
+    def join_requested(self, event: ev.JoinRequested, now: float) -> list[Action]:
+        """A session waiting to join leaves these nodes, if it is let in: they are met."""
         self._known = max(self._known, event.incarnation)
         self.remember(event)
         if not event.outside:
@@ -91,7 +91,7 @@ class Sessions:
         self._former |= {peer.node: peer for peer in event.outside}
         return [MeetPeers(job=self._job, peers=event.outside)]
 
-    def visited(self, node: str, event: ev.Visited, now: float) -> list[Action]:
+    def former_node_reported(self, node: str, event: ev.FormerNodeReported, now: float) -> list[Action]:
         """A node that the session leaves has said who lives there."""
         self._known = max(self._known, event.incarnation)
         self.remember(event)
@@ -100,7 +100,7 @@ class Sessions:
         if waiting is None:
             return []
         waiting.outside.add(node)
-        waiting.visited.add(node)
+        waiting.former_node_reported.add(node)
         return self._open_waiting(now)
 
     def lives(self, node: str, live: Iterable[tuple[int, str]]) -> list[int]:
@@ -135,9 +135,9 @@ class Sessions:
         return self._open_waiting(now)
 
     def attach(self, node: str, event: ev.RankAttached, now: float, loaded: int = 0) -> list[Action]:
-        """A rank stands before the door. loaded: the incarnation that this session began with a load, if it did."""
+        """A rank waits to join. loaded: the incarnation that this session began with a load, if it did."""
         self.heard_of.add(node)
-        self.processes.confirm(node)  # it names all who live there before each that knocks
+        self.processes.confirm(node)  # it names all live ranks before each join request
         problem = self._misfit(event, loaded)
         if problem:
             if event.session == self.session:
@@ -216,7 +216,7 @@ class Sessions:
         return self._refuse_late(now)
 
     def take(self, session: str) -> TakeIncarnation:
-        """Asks for the next number, for a session that stands at the door or the one that is in."""
+        """Asks for the next number, for a session that waits to join or the one that is in."""
         waiting = self._waiting.get(session)
         self._took.pop(session, None)
         self._took[session] = None
@@ -290,7 +290,7 @@ class Sessions:
         return unheard(self._node, waiting.topology, {node for node, _ in waiting.ranks.values()})
 
     def _unnotified(self) -> dict[str, float]:
-        """Sessions at the door that have not been told for whom they wait, and when they are."""
+        """Sessions waiting to join that have not been notified for whom they wait, and when that is due."""
         waiting = [(session, waits) for session, waits in self._waiting.items() if waits.ranks and not waits.notified]
         return {name: late_at(waits.since, running=bool(self.processes.others(name))) for name, waits in waiting}
 
@@ -320,7 +320,7 @@ class Sessions:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody may still need the job's memory: a member, one at the door, a process that may come back."""
+        """Whether a rank may still need the job's memory: a member, one waiting to join, or one that may come back."""
         return bool(self.present or self._waiting or self.processes.near())
 
     @property
@@ -374,7 +374,7 @@ class Sessions:
         self.departed = {}
         self.topology, self.epoch = waiting.topology, self.incarnation
         inside = set(waiting.topology.nodes) if waiting.topology is not None else set()
-        self.visitors = (waiting.visited | self.visitors) - self.unreachable - inside
+        self.visitors = (waiting.former_node_reported | self.visitors) - self.unreachable - inside
         self.members = {rank: node for rank, (node, _) in waiting.ranks.items()}
         self.world_size = next(size for _, size in waiting.ranks.values())
         note = f"the store did not give an incarnation number ({event.problem}); went on with {self.incarnation}"
@@ -384,7 +384,10 @@ class Sessions:
         ranks = {node: tuple(r for r, n in self.members.items() if n == node) for node in nodes}
         for node in sorted(self.visitors):
             ranks.setdefault(node, ())
-        return [*(self._welcome(node, seated, warnings) for node, seated in ranks.items()), *self._open_waiting(now)]
+        return [
+            *(self._welcome(node, admitted, warnings) for node, admitted in ranks.items()),
+            *self._open_waiting(now),
+        ]
 
     def next_deadline(self) -> float | None:
         """When somebody has waited long enough."""
@@ -395,7 +398,7 @@ class Sessions:
         times += [
             w.since + self._policy.outside_wait_s
             for w in self._waiting.values()
-            if w.outside - w.visited and not w.late
+            if w.outside - w.former_node_reported and not w.late
         ]
         return min(times, default=None)
 

@@ -1,4 +1,4 @@
-"""A session that stands before the door: its ranks, for whom they wait, and what they are told to type. Pure."""
+"""A session that waits to join: its ranks, for whom they wait, and what to type. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ _MAX_SHOWN = 4
 
 @dataclass(slots=True)
 class Waiting:
-    """Ranks of a session that stand before the door."""
+    """Ranks of a session that waits to join."""
 
     since: float
     cadence: Cadence
@@ -26,16 +26,16 @@ class Waiting:
     topology: Topology | None = None
     nodes: set[str] = field(default_factory=set)  # of the ranks that stand there
     outside: set[str] = field(default_factory=set)  # nodes that the job used before and this session does not
-    notified: bool = False  # it was told for whom it waits
+    notified: bool = False  # it knows for whom it waits
     late: bool = False  # it was waited for them long enough
-    visited: set[str] = field(default_factory=set)  # those of them that have said who lives there
+    former_node_reported: set[str] = field(default_factory=set)  # those of them that have said who lives there
     store_id: str = ""  # the store that the ranks ask for; empty: none in particular
 
     def heard(self, now: float, patience_s: float) -> bool:
         """Whether every node has said who lives there; those that the session does not use get little time."""
         if self.topology is not None and len(self.nodes) < len(self.topology.peers):
             return False
-        return self.outside <= self.visited or now - self.since >= patience_s
+        return self.outside <= self.former_node_reported or now - self.since >= patience_s
 
 
 class Reason(NamedTuple):
@@ -63,11 +63,11 @@ def unheard(here: str, topology: Topology | None, heard: Collection[str]) -> Rea
 
 
 def late_at(since: float, *, running: bool) -> float:
-    """When a session that stands at the door since then is told for whom it waits."""
+    """When to notify a session, waiting since then, for whom it waits."""
     return since + (RUNNING_S if running else SILENT_S)
 
 
 def speaker(ranks: Mapping[int, tuple[str, int]]) -> tuple[int, str]:
-    """The one rank of a session that is told, and its node: the lowest that stands there."""
+    """The one rank of a session that is notified, and its node: the lowest that waits there."""
     rank = min(ranks)
     return rank, ranks[rank][0]

@@ -6,10 +6,10 @@ from ckptd.core.node.membership import Membership
 from ckptd.core.node.parity import Protection
 from ckptd.core.node.slots import SlotTable
 from ckptd.shared.base.ids import JobKey
-from ckptd.shared.protocol.parity_types import Column
+from ckptd.shared.protocol.parity_types import DataColumn
 
 
-class OwnColumn:
+class OwnDataColumn:
     """Offered for the save that ``protection`` waits for."""
 
     def __init__(
@@ -31,11 +31,11 @@ class OwnColumn:
         missing = [rank for rank in ranks if rank not in seals]
         if missing:
             return [self.failed(f"the segment of rank {missing[0]} does not lie at {self._node}")]
-        column = Column(self._node, tuple(seal for rank in ranks if (seal := seals[rank]) is not None))
+        column = DataColumn(self._node, tuple(seal for rank in ranks if (seal := seals[rank]) is not None))
         return self._protection.offer(column) if len(column.seals) == len(ranks) else []
 
     def failed(self, problem: str) -> Action:
-        """The coordinator is told why the save that is waited for cannot be encoded here."""
+        """Reports to the coordinator why the awaited save cannot be encoded here."""
         save = self._protection.waits
         assert save is not None  # noqa: S101 - the caller looked
         failed = ev.Encoded(job=self._job, save=save, epoch=self._membership.epoch, problem=problem)

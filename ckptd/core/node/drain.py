@@ -120,13 +120,13 @@ class DrainShare:
         return [slot for slot in self._slots.holding(save) if slot.rank in self._mine]
 
     def moved(self, event: ev.DrainMoved) -> list[Action]:
-        """Bytes that are written. The coordinator is told their sum."""
+        """Bytes that are written. Reports their sum to the coordinator."""
         if event.save == self.save:
             self.done = dict(event.by_rank)
         return [self._report(replace(event, by_rank=()))]
 
     def drained(self, event: ev.Drained) -> list[Action]:
-        """The files are synced, or why not. It may have been begun before it was ordered anew, for fewer ranks."""
+        """The files are synced, or why not. It may have been begun before it was ordered again, for fewer ranks."""
         written = self._flying.pop(event.save, frozenset())
         self._rested(event.save)
         if event.save != self.save:

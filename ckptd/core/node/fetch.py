@@ -6,11 +6,11 @@ from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.messages import Tier
-from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.parity_types import ParityChunk
 
 
 class Fetching:
-    """What was ordered and has not ended. First its seal, or its piece, is asked of who has it; then it is pulled."""
+    """What was ordered and has not ended. First its seal, or its chunk, is asked of who has it; then it is pulled."""
 
     def __init__(self, job: JobKey, node: str, policy: Policy) -> None:
         self._job = job
@@ -26,8 +26,8 @@ class Fetching:
         """Saves of which something is on its way."""
         return {save for save, _ in self._orders}
 
-    def order(self, order: ev.FetchOrdered, own: Piece | None) -> list[Action]:
-        """Begins, or goes on when it is ordered again. own: this node's piece of that save and epoch, if it has one."""
+    def order(self, order: ev.FetchOrdered, own: ParityChunk | None) -> list[Action]:
+        """Begins, or goes on when it is ordered again. own: this node's chunk of that save and epoch, if it has one."""
         key = (order.save, order.rank)
         if key in self._pulling:
             self._orders[key] = order
@@ -37,7 +37,7 @@ class Fetching:
             return [self._ask(order, ev.SealAsked(job=self._job, node=self._node, save=order.save, rank=order.rank))]
         if own is not None and any(seal.rank == order.rank for column in own.columns for seal in column.seals):
             return self._rebuild(order, own)  # else it is of another set: the rank has moved
-        asked = ev.PieceAsked(job=self._job, node=self._node, save=order.save, epoch=order.epoch)
+        asked = ev.ChunkRequested(job=self._job, node=self._node, save=order.save, epoch=order.epoch)
         return [self._ask(order, asked)]
 
     def _ask(self, order: ev.FetchOrdered, message: ev.Message) -> Action:
@@ -52,8 +52,8 @@ class Fetching:
             return self._failed(order, f"{told.node} has no such segment")
         return self._pull(order, told.seal, None)
 
-    def described(self, told: ev.PieceTold) -> list[Action]:
-        """The holder of a piece has answered, for all segments that wait for it."""
+    def described(self, told: ev.ChunkReported) -> list[Action]:
+        """The holder of a chunk has answered, for all segments that wait for it."""
         waiting = [
             o
             for o in self._orders.values()
@@ -61,19 +61,19 @@ class Fetching:
         ]
         actions: list[Action] = []
         for order in waiting:
-            if told.piece is None:
+            if told.chunk is None:
                 actions += self._failed(order, f"{told.node} has no such parity")
             else:
-                actions += self._rebuild(order, told.piece)
+                actions += self._rebuild(order, told.chunk)
         return actions
 
-    def _rebuild(self, order: ev.FetchOrdered, piece: Piece) -> list[Action]:
-        seals = [seal for column in piece.columns for seal in column.seals if seal.rank == order.rank]
+    def _rebuild(self, order: ev.FetchOrdered, chunk: ParityChunk) -> list[Action]:
+        seals = [seal for column in chunk.columns for seal in column.seals if seal.rank == order.rank]
         if not seals:
             return self._failed(order, f"the parity of {order.holder} does not cover rank {order.rank}")
-        return self._pull(order, seals[0], piece)
+        return self._pull(order, seals[0], chunk)
 
-    def _pull(self, order: ev.FetchOrdered, seal: Seal, piece: Piece | None) -> list[Action]:
+    def _pull(self, order: ev.FetchOrdered, seal: Seal, chunk: ParityChunk | None) -> list[Action]:
         key = (order.save, order.rank)
         if key in self._pulling:
             return []
@@ -85,9 +85,9 @@ class Fetching:
             tier=order.tier,
             holder=order.holder,
             seal=seal,
-            piece=piece,
+            chunk=chunk,
             homes=order.homes,
-            pieces=order.pieces,
+            chunks=order.chunks,
         )
         return [fetch]
 

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note
 from ckptd.core.node.parity import Protection
-from ckptd.core.node.retained import Keeps
+from ckptd.core.node.slot_retention import SlotRetention
 from ckptd.core.node.slots import SlotTable
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey, Run, SaveId
@@ -15,11 +15,13 @@ from ckptd.shared.protocol.messages import SlotsRefused
 class ForeignMemory:
     """Slots and parity that are neither reused nor freed with the job's saves, each run's for orphan_ttl_s."""
 
-    def __init__(self, job: JobKey, policy: Policy, slots: SlotTable, keeps: Keeps, protection: Protection) -> None:
+    def __init__(
+        self, job: JobKey, policy: Policy, slots: SlotTable, slot_retention: SlotRetention, protection: Protection
+    ) -> None:
         self._job = job
         self._ttl_s = policy.orphan_ttl_s
         self._slots = slots
-        self._keeps = keeps
+        self._slot_retention = slot_retention
         self._protection = protection
         self._disputed: frozenset[Run] = frozenset()
         self._since: dict[Run, float] = {}  # by run: since when it is not the job's for sure
@@ -27,9 +29,9 @@ class ForeignMemory:
     def set_apart(self, runs: frozenset[Run], disputed: frozenset[Run] = frozenset()) -> None:
         """These runs, and no others, are not the job's. disputed: those of which nobody can tell, which stay."""
         self._disputed = disputed
-        self._keeps.foreign(runs)
+        self._slot_retention.foreign(runs)
         self._protection.foreign = runs
-        self._keeps.pending |= self._slots.mark_foreign(runs)
+        self._slot_retention.pending |= self._slots.mark_foreign(runs)
 
     def only_here(self, on_store: Iterable[SaveId]) -> set[SaveId]:
         """What is held here and the store has nothing as new of the same run."""

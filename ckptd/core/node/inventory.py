@@ -14,22 +14,22 @@ def segments_of(slots: SlotTable) -> tuple[ev.HeldSegment, ...]:
     )
 
 
-def pieces_of(protection: Protection) -> tuple[ev.HeldPiece, ...]:
-    """Every piece of parity that is sealed on the node."""
+def chunks_of(protection: Protection) -> tuple[ev.HeldChunk, ...]:
+    """Every parity chunk that is sealed on the node."""
     return tuple(
-        ev.HeldPiece(
+        ev.HeldChunk(
             *(p.save, p.epoch, p.scheme, p.index),
             ranks=tuple(tuple(seal.rank for seal in column.seals) for column in p.columns),
             members=tuple(column.node for column in p.columns),
         )
-        for p in protection.pieces.values()
+        for p in protection.chunks.values()
     )
 
 
 class PeerAnswers:
     """What other nodes ask of this one's segments and parity, to copy or to rebuild.
 
-    Of a segment they hear once its digests are taken: who was told less would take it for lost.
+    They learn of a segment once its digests are taken: an earlier answer would make the peer treat it as lost.
     """
 
     def __init__(self, job: JobKey, node: str, slots: SlotTable, protection: Protection) -> None:
@@ -44,10 +44,10 @@ class PeerAnswers:
         self._waiting = [*(other for other in self._waiting if other != order), order]
         return self.settled()
 
-    def piece_asked(self, order: ev.PieceAsked) -> list[Action]:
+    def piece_asked(self, order: ev.ChunkRequested) -> list[Action]:
         """At once: it lies here, or it does not."""
-        piece = self._protection.pieces.get((order.save, order.epoch))
-        told = ev.PieceTold(job=self._job, node=self._node, save=order.save, epoch=order.epoch, piece=piece)
+        chunk = self._protection.chunks.get((order.save, order.epoch))
+        told = ev.ChunkReported(job=self._job, node=self._node, save=order.save, epoch=order.epoch, chunk=chunk)
         return [ToNode(job=self._job, node=order.node, message=told)]
 
     def settled(self) -> list[Action]:

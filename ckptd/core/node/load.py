@@ -1,4 +1,4 @@
-"""What the ranks of this node are told in a load: where to read, once it can be read there. Pure."""
+"""Answers to the ranks of this node in a load: where to read, once it can be read there. Pure."""
 
 from collections.abc import Callable
 
@@ -25,13 +25,13 @@ class LoadAnswers:
 
     def unanswered(self) -> list[ev.LoadAsked]:
         """What ranks wait for, to be asked again of a coordinator that may not have heard it."""
-        waiting = [r for r in self._ranks.seated.values() if r.load_request is not None and r.load_order is None]
+        waiting = [r for r in self._ranks.admitted.values() if r.load_request is not None and r.load_order is None]
         return [replace(r.load_asked, request=0) for r in waiting if r.load_asked is not None]
 
     def unreadable(self, save: SaveId) -> list[Action]:
         """Some slot of the save cannot be read: who waits for its digests finds out by trying."""
         actions: list[Action] = []
-        for local in self._ranks.seated.values():
+        for local in self._ranks.admitted.values():
             order = local.load_order
             if order is not None and order.save == save:
                 local.load_order = None
@@ -40,7 +40,7 @@ class LoadAnswers:
 
     def word(self, event: ev.LoadAsked | ev.LoadReported) -> list[Action]:
         """A rank asks, or says what became of its reading."""
-        local = self._ranks.seated.get(event.rank)
+        local = self._ranks.admitted.get(event.rank)
         if local is None:
             return []
         local.load_request = event.request
@@ -50,14 +50,14 @@ class LoadAnswers:
     def ordered(self, order: ev.LoadOrdered) -> list[Action]:
         """The coordinator sends the ranks to read, or says that all have."""
         self.save = None if order.agreed else order.save
-        for local in self._ranks.seated.values():
+        for local in self._ranks.admitted.values():
             local.load_order = order if local.load_request is not None else None
         return self.answer()
 
     def answer(self) -> list[Action]:
         """Answers the ranks that have their order and can follow it: a slot can be read once its digests are taken."""
         actions: list[Action] = []
-        for local in self._ranks.seated.values():
+        for local in self._ranks.admitted.values():
             order = local.load_order
             slots = self._slots_to_read(local.rank, order) if order is not None else []
             if order is not None and all(slot.digested for slot in slots):
@@ -74,7 +74,7 @@ class LoadAnswers:
     def _answer_one(self, local: LocalRank, order: ev.LoadOrdered, slot: str) -> list[Action]:
         request, local.load_request = local.load_request, None
         alone = order.save is None or order.agreed or bool(slot)
-        exchanges, own = ([], -1) if alone else participants(order.exchanges, list(self._ranks.seated))
+        exchanges, own = ([], -1) if alone else participants(order.exchanges, list(self._ranks.admitted))
         answer = LoadFrom(
             reply_to=request or 0,
             incarnation=order.incarnation,
@@ -84,7 +84,7 @@ class LoadAnswers:
             whole=order.whole and bool(slot),
             slot=slot,
             path=self._path(order),
-            readers=[] if alone else sorted(r for r in self._ranks.seated if not self._slots_to_read(r, order)),
+            readers=[] if alone else sorted(r for r in self._ranks.admitted if not self._slots_to_read(r, order)),
             exchanges=exchanges,
             own_exchange=own,
             agreed=order.agreed,
@@ -102,7 +102,7 @@ class LoadAnswers:
         """The load failed."""
         self.save = None if order.rank is None else self.save
         actions: list[Action] = []
-        for local in self._ranks.seated.values():
+        for local in self._ranks.admitted.values():
             if order.rank not in (None, local.rank):
                 continue
             request, local.load_request, local.load_order = local.load_request, None, None

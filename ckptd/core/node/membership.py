@@ -9,7 +9,7 @@ from ckptd.shared.protocol.topology import Peer, Topology
 
 
 class Membership:
-    """Whose orders count here, and who is told what happens here."""
+    """The coordinator whose orders count here, and the nodes that receive reports from here."""
 
     def __init__(self, job: JobKey, node: str, ranks: LocalRanks, standing: Standing) -> None:
         self._job = job
@@ -22,20 +22,20 @@ class Membership:
         self.epoch = 0  # the incarnation in which this topology began
         self.since = 0  # the epoch in which the job first came to this arena
         self.former: tuple[str, ...] = ()  # nodes of the sessions before, as far back as something is not safe since
-        self._doors: set[str] = set()  # nodes that were told who lives here
-        self._visits: dict[str, str] = {}  # sessions at the door that use other nodes -> who may come to coordinate
+        self._informed: set[str] = set()  # nodes that know the live ranks here
+        self._pending_sessions: dict[str, str] = {}  # pending sessions on other nodes -> candidate
         self._down: set[str] = set()  # peers that do not answer
 
     def attached(self, event: ev.RankAttached) -> list[Action]:
-        """A rank stands at the door."""
+        """A rank waits to join."""
         meet = self._meet(event.topology.peers) if event.topology is not None else []
-        introductions = [self._introduce(event, peer.node) for peer in self._outside(event)]
-        return [*meet, *introductions, *self._knock(event)]
+        announcements = [self._announce(event, peer.node) for peer in self._outside(event)]
+        return [*meet, *announcements, *self._request_join(event)]
 
     def is_of(self, event: ev.RankAttached) -> bool:
         """Whether the rank is of the session that was opened last, as far as is known: it may have missed a load.
 
-        Ranks of others are refused here: the door of their session may not know that it is over.
+        Ranks of others are refused here: the coordinator of their session may not know that it is over.
         """
         return event.session == self.session if self.session else event.topology == self.topology
 
@@ -52,7 +52,7 @@ class Membership:
             self.former = tuple(sorted({*before, *self.topology.nodes}))
         self.session, self.coordinator = order.session, order.node
         self.topology, self.epoch = order.topology, order.epoch
-        self._visits.pop(order.session, None)
+        self._pending_sessions.pop(order.session, None)
         meet = self._meet(order.outside)
         if order.topology is None:
             return meet
@@ -68,19 +68,19 @@ class Membership:
         return [*meet, keep]
 
     def peer_up(self, event: ev.PeerUp) -> list[Action]:
-        """Whatever it was told before may be lost."""
+        """Earlier messages to it may be lost."""
         node = event.node
         self._down.discard(node)
         actions: list[Action] = []
-        if node in self._doors and node != self.coordinator:
+        if node in self._informed and node != self.coordinator:
             actions += [self.report(found, node) for found in self._ranks.live.values()]
         for local in self._ranks.waiting.values():
             if _coordinator_of(local.attached, self._node) == node:
-                actions += self._knock(local.attached)
+                actions += self._request_join(local.attached)
             if any(peer.node == node for peer in self._outside(local.attached)):
-                actions.append(self._introduce(local.attached, node))
-        for session, door in self._visits.items():
-            actions += self._visit(session, door) if door == node else []
+                actions.append(self._announce(local.attached, node))
+        for session, candidate in self._pending_sessions.items():
+            actions += self._report_former(session, candidate) if candidate == node else []
         return actions
 
     @property
@@ -113,12 +113,12 @@ class Membership:
         )
 
     def emptied(self) -> list[Action]:
-        """What a coordinator elsewhere is told when all that lies here is given up by hand."""
+        """The report to a coordinator elsewhere when all memory here is given up by hand."""
         return [self.report(self.has(), self.coordinator)] if self.coordinator != self._node else []
 
     def told(self, node: str) -> None:
-        """It was told who lives here, so it must hear who is gone."""
-        self._doors.add(node)
+        """It knows the live ranks here, so it must receive the end of each."""
+        self._informed.add(node)
 
     def peer_down(self, event: ev.PeerDown) -> list[Action]:
         """It is not waited for."""
@@ -132,34 +132,34 @@ class Membership:
 
     def report_to_all(self, event: ev.Fact) -> list[Action]:
         """To the coordinator, and to those that may come to be it."""
-        self._doors |= {self.coordinator, *self._candidates}
+        self._informed |= {self.coordinator, *self._candidates}
         return [self.report(event, node) for node in dict.fromkeys((self.coordinator, *self._candidates))]
 
     def report_gone(self, event: ev.Fact) -> list[Action]:
-        """To all that were ever told that the rank lives: a door that misses it would wait for the rank for ever."""
-        told = dict.fromkeys((self.coordinator, *self._candidates, *sorted(self._doors)))
+        """To all that know the rank: a coordinator that misses it would wait for the rank for ever."""
+        told = dict.fromkeys((self.coordinator, *self._candidates, *sorted(self._informed)))
         return [self.report(event, node) for node in told]
 
     @property
     def _candidates(self) -> list[str]:
         return [
             *(_coordinator_of(local.attached, self._node) for local in self._ranks.waiting.values()),
-            *self._visits.values(),
+            *self._pending_sessions.values(),
         ]
 
-    def _knock(self, event: ev.RankAttached) -> list[Action]:
-        """Tells who may come to coordinate that the rank stands at the door, and who lives here already."""
-        door = _coordinator_of(event, self._node)
-        self._doors.add(door)
+    def _request_join(self, event: ev.RankAttached) -> list[Action]:
+        """Tells who may come to coordinate that the rank waits to join, and who lives here already."""
+        candidate = _coordinator_of(event, self._node)
+        self._informed.add(candidate)
         outside, known, store_id = self._outside(event), self._standing.incarnation, self._standing.store_id
-        knocked = ev.Knocked(
+        request = ev.JoinRequested(
             job=self._job, session=event.session, outside=outside, incarnation=known, store_id=store_id
         )
-        tells = outside or ((known or store_id) and not event.incarnation)
+        notify = outside or ((known or store_id) and not event.incarnation)
         return [
-            *(self.report(found, door) for found in self._ranks.live.values()),
-            *([self.report(knocked, door)] if tells else []),
-            self.report(event, door),
+            *(self.report(found, candidate) for found in self._ranks.live.values()),
+            *([self.report(request, candidate)] if notify else []),
+            self.report(event, candidate),
         ]
 
     def _outside(self, event: ev.RankAttached) -> tuple[Peer, ...]:
@@ -170,26 +170,30 @@ class Membership:
         gone = inside | self._down | {self._node}
         return tuple(peer for peer in self.topology.peers if peer.node not in gone)
 
-    def _introduce(self, event: ev.RankAttached, node: str) -> Action:
+    def _announce(self, event: ev.RankAttached, node: str) -> Action:
         topology = event.topology or Topology((Peer(self._node, "alone", "", "-" * 40),), (0,))
-        introduced = ev.Introduced(job=self._job, node=self._node, session=event.session, topology=topology)
-        return ToNode(job=self._job, node=node, message=introduced)
+        session_announced = ev.SessionAnnounced(
+            job=self._job, node=self._node, session=event.session, topology=topology
+        )
+        return ToNode(job=self._job, node=node, message=session_announced)
 
-    def introduced(self, order: ev.Introduced) -> list[Action]:
-        """A session that does not use this node has come: who may coordinate it is told who lives here."""
-        door = order.topology.coordinator
-        self._visits[order.session] = door
-        return [*self._meet(order.topology.peers), *self._visit(order.session, door)]
+    def session_announced(self, order: ev.SessionAnnounced) -> list[Action]:
+        """A session that does not use this node has come: reports the live ranks here to its candidate coordinator."""
+        candidate = order.topology.coordinator
+        self._pending_sessions[order.session] = candidate
+        return [*self._meet(order.topology.peers), *self._report_former(order.session, candidate)]
 
-    def _visit(self, session: str, door: str) -> list[Action]:
+    def _report_former(self, session: str, candidate: str) -> list[Action]:
         known = self._standing
-        visited = ev.Visited(job=self._job, session=session, incarnation=known.incarnation, store_id=known.store_id)
-        self._doors.add(door)
-        facts: list[ev.Fact] = [*self._ranks.live.values(), visited]
-        return [self.report(fact, door) for fact in facts]
+        former = ev.FormerNodeReported(
+            job=self._job, session=session, incarnation=known.incarnation, store_id=known.store_id
+        )
+        self._informed.add(candidate)
+        facts: list[ev.Fact] = [*self._ranks.live.values(), former]
+        return [self.report(fact, candidate) for fact in facts]
 
     def kept(self, event: ev.TopologyKept) -> list[Action]:
-        """What an earlier life of this daemon knew."""
+        """What an earlier process of this daemon knew."""
         self.topology, self.epoch, self.since = event.topology, event.epoch, event.since
         self.coordinator, self.former = event.topology.coordinator, event.former
         return self._meet((*event.topology.peers, *event.outside))

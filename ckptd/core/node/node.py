@@ -10,18 +10,18 @@ from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ForgetJob, Note, TakeDigests, ToRank
-from ckptd.core.node.data_column import OwnColumn
+from ckptd.core.node.data_column import OwnDataColumn
 from ckptd.core.node.drain import DrainShare
 from ckptd.core.node.fetch import Fetching
 from ckptd.core.node.foreign_memory import ForeignMemory
-from ckptd.core.node.inventory import PeerAnswers, pieces_of, segments_of
+from ckptd.core.node.inventory import PeerAnswers, chunks_of, segments_of
 from ckptd.core.node.load import LoadAnswers
 from ckptd.core.node.membership import Membership
 from ckptd.core.node.orphan_timer import LeftAlone
 from ckptd.core.node.parity import Protection
 from ckptd.core.node.parity_share import ParityShare
 from ckptd.core.node.ranks import LocalRank, LocalRanks
-from ckptd.core.node.retained import Keeps
+from ckptd.core.node.slot_retention import SlotRetention
 from ckptd.core.node.slots import Slot, SlotTable
 from ckptd.core.node.standing import Standing
 from ckptd.core.node.succession import Succession
@@ -45,8 +45,8 @@ class JobNode:
         self.ranks = LocalRanks(job, self.slots)
         self.membership = Membership(job, node, self.ranks, self.standing)
         self.protection = Protection(job, node)
-        self.keeps = Keeps(self.standing)
-        self.own_column = OwnColumn(job, node, self.slots, self.membership, self.protection)
+        self.slot_retention = SlotRetention(self.standing)
+        self.own_column = OwnDataColumn(job, node, self.slots, self.membership, self.protection)
         self.fetching = Fetching(job, node, policy)
         parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
         self.drain = DrainShare(job, self.slots, self.membership.report, parity)
@@ -57,7 +57,7 @@ class JobNode:
         self._alone = LeftAlone(policy)
         self.notice = Notice(job)
         self._world_size = 0  # of the session that is in
-        self.foreign = ForeignMemory(job, policy, self.slots, self.keeps, self.protection)
+        self.foreign = ForeignMemory(job, policy, self.slots, self.slot_retention, self.protection)
         self.events, self.orders = self._events(), self._orders()
 
     @property
@@ -115,7 +115,7 @@ class JobNode:
             ev.CommitEnded: (self.succession.finished,),
             ev.StoreRemembered: (self.standing.remembered,),
             ev.TopologyKept: (self.standing.kept, membership.kept, protection.moved),
-            ev.PieceAdopted: (protection.adopt,),
+            ev.ChunkAdopted: (protection.adopt,),
             ev.Encoded: (protection.encoded, drain.encoded),
             ev.StepsRead: (lambda event: [membership.report(self.notice.heard(event))],),
             ev.SegmentFetched: (self._fetched, self.collect),
@@ -124,31 +124,31 @@ class JobNode:
             ev.SessionOpened: (self._opened,),
             ev.SessionRefused: (ranks.refused,),
             ev.SessionWaits: (ranks.session_waits,),
-            ev.Introduced: (membership.introduced,),
+            ev.SessionAnnounced: (membership.session_announced,),
             ev.CommitFinished: (self.succession.durable,),
             ev.ColumnOffered: (protection.offered,),
             ev.SealAsked: (self.answers.seal_asked,),
-            ev.PieceAsked: (self.answers.piece_asked,),
+            ev.ChunkRequested: (self.answers.piece_asked,),
             ev.SealTold: (self.fetching.sealed,),
-            ev.PieceTold: (self.fetching.described,),
+            ev.ChunkReported: (self.fetching.described,),
         }
 
     def _orders(self) -> Handlers:
         """Orders that count only when the coordinator gives them."""
-        keeps, ranks, protection = self.keeps, self.ranks, self.protection
+        slot_retention, ranks, protection = self.slot_retention, self.ranks, self.protection
         return {
-            ev.SaveStaged: (keeps.staged, ranks.save_reached(Milestone.STAGED), self.collect),
+            ev.SaveStaged: (slot_retention.staged, ranks.save_reached(Milestone.STAGED), self.collect),
             ev.SaveWaits: (ranks.save_waits,),
             ev.EncodeOrdered: (protection.order, self.own_column.offer, self.collect),
             ev.SaveProtected: (ranks.save_reached(Milestone.PROTECTED), protection.protected, self.collect),
-            ev.SaveEnded: (keeps.ended, self.drain.ended, protection.ended, ranks.save_ended, self.collect),
-            ev.Outlived: (keeps.outlived, protection.outlived, self.collect),
+            ev.SaveEnded: (slot_retention.ended, self.drain.ended, protection.ended, ranks.save_ended, self.collect),
+            ev.SavesObsolete: (slot_retention.obsolete, protection.obsolete, self.collect),
             ev.DrainOrdered: (self.standing.saved_to, self.drain.order),
             ev.PreemptOrdered: (lambda order: self.notice.ordered(order, self.ranks.of(order.session)),),
             ev.ForeignRuns: (self._set_apart,),
             ev.FetchOrdered: (self._fetch,),
             ev.DrainDropped: (self.drain.dropped, self.collect),
-            ev.LoadOrdered: (self.standing.loads, keeps.loaded, self.loads.ordered, self.collect),
+            ev.LoadOrdered: (self.standing.loads, slot_retention.loaded, self.loads.ordered, self.collect),
             ev.LoadRefused: (self.loads.refused, self.collect),
             ev.JobReleased: (self._released,),
         }
@@ -180,7 +180,7 @@ class JobNode:
             local = self.ranks.waiting.pop((rank, order.session), None)
             if local is None:
                 continue
-            actions += [*self.ranks.seat(local), *self.notice.came(rank, order.session)]
+            actions += [*self.ranks.admit(local), *self.notice.came(rank, order.session)]
             welcome = Attached(
                 reply_to=local.attached.request,
                 node=self.node,
@@ -199,7 +199,7 @@ class JobNode:
     def _moved(self, order: ev.SessionOpened) -> list[Action]:
         """Another session, perhaps on other nodes: its coordinator learns what lies here."""
         before = self.coordinator
-        kept = self.membership.opened(order, self.keeps.settled)
+        kept = self.membership.opened(order, self.slot_retention.settled)
         if kept is None:
             return []
         if self.coordinator != before:
@@ -207,22 +207,22 @@ class JobNode:
         return [*self.protection.moved(order), *kept, *self._resync()]
 
     def _resync(self) -> list[Action]:
-        """All that the coordinator must know of this node, whatever it was told before."""
+        """Everything that the coordinator must know of this node, sent before or not."""
         has = replace(
             self.membership.has(),
             run=self.standing.run,
             segments=segments_of(self.slots),
-            pieces=pieces_of(self.protection),
-            resumed=self.keeps.resumed_in(self.incarnation),
+            chunks=chunks_of(self.protection),
+            resumed=self.slot_retention.resumed_in(self.incarnation),
         )
         again = self.ranks.again(self.incarnation, self.standing.run, self.standing.sessions_store)
-        awaited = self.ranks.slots_awaited(anew=True)
+        awaited = self.ranks.slots_awaited(repeat=True)
         facts: list[ev.Fact] = [*self.ranks.live.values(), has, *awaited, *again, *self.loads.unanswered()]
         self.membership.told(self.coordinator)
         return [self.membership.report(fact) for fact in facts]
 
     def _peer_up(self, event: ev.PeerUp) -> list[Action]:
-        """Whatever it was told before may be lost."""
+        """Earlier messages to it may be lost."""
         return self._resync() if event.node == self.coordinator else []
 
     def _peer_down(self, event: ev.PeerDown) -> list[Action]:
@@ -230,7 +230,9 @@ class JobNode:
         node = event.node
         alone = self.drain.parity_failed() if node in self.protection.members else []
         finish = self.succession.lost(node, self.incarnation)
-        finish += self.ranks.coordinator_lost(node, self.keeps, self.drain.voted) if node == self.coordinator else []
+        finish += (
+            self.ranks.coordinator_lost(node, self.slot_retention, self.drain.voted) if node == self.coordinator else []
+        )
         return [*alone, *finish]
 
     def _left(self, event: ev.RankGone | ev.RankDetached) -> list[Action]:
@@ -240,7 +242,7 @@ class JobNode:
 
     def _detached(self, event: ev.RankDetached) -> list[Action]:
         done = ToRank(job=self.job, rank=event.rank, session=event.session, message=Done(reply_to=event.request))
-        return [*self.ranks.missed(event.rank, self.keeps.pending), done]
+        return [*self.ranks.missed(event.rank, self.slot_retention.pending), done]
 
     def _emptied(self, _: Any) -> list[Action]:
         return [] if self.needed else [ForgetJob(job=self.job)]
@@ -252,15 +254,15 @@ class JobNode:
 
     @property
     def busy(self) -> bool:
-        """Whether anybody has come in or stands at the door, or anything lies here."""
-        return bool(self.ranks.seated or self.ranks.waiting or self.slots or self.protection.pieces)
+        """Whether anybody has come in or waits to join, or anything lies here."""
+        return bool(self.ranks.admitted or self.ranks.waiting or self.slots or self.protection.chunks)
 
     def _slots_asked(self, event: ev.SlotsAsked) -> list[Action]:
         coming = SlotsComing(reply_to=event.request, count=self.slots.coming(event.rank))
         return [*self.ranks.tell(event.rank, coming), *self.slots.demand(event.rank, event.capacity)]
 
     def _short_of_slots(self, event: ev.SlotsFailed) -> list[Action]:
-        """Memory is short; what other runs of the job left in it is told, for the user can give it back."""
+        """Memory is short: reports what other runs of the job left in it, which the user can give back."""
         self.slots.failed(event.rank, event.count)
         refusal = self.foreign.refusal(event)
         return [*self.ranks.tell(event.rank, refusal), Note(job=self.job, text=refusal.message)]
@@ -284,11 +286,11 @@ class JobNode:
         if problem:
             return self.ranks.refuse(event.rank, event.request, "protocol", problem)
         if event.drain:
-            self.keeps.forced.add(event.save)
+            self.slot_retention.forced.add(event.save)
         answer, event = self.ranks.done(event.rank, event.request), self.ranks.saves_late(event)
         if again:  # by a rank that did not hear the answer
             return [*answer, self.membership.report(event)]
-        self.keeps.pending.add(event.save)
+        self.slot_retention.pending.add(event.save)
         return [*answer, TakeDigests(job=self.job, slot=event.slot, save=event.save), self.membership.report(event)]
 
     def _adopted(self, event: ev.SlotAdopted) -> list[Action]:
@@ -296,7 +298,7 @@ class JobNode:
         if staged is None:
             return []
         self.standing.heard(staged.save.incarnation, staged.save.run)
-        self.keeps.pending.add(staged.save)
+        self.slot_retention.pending.add(staged.save)
         return [self.membership.report(staged)]
 
     def collect(self, _: object = None) -> list[Action]:
@@ -305,7 +307,7 @@ class JobNode:
         Those of ranks that a smaller world does not have go altogether, once a checkpoint of it is safe.
         """
         wanted = (
-            self.keeps.wanted
+            self.slot_retention.wanted
             | self.protection.wanted
             | self.fetching.saves
             | {s for s in (self.drain.save, self.loads.save) if s is not None}
@@ -313,7 +315,7 @@ class JobNode:
         actions: list[Action] = []
         for slot in [s for s in self.slots if s.save is not None and s.save not in wanted and not s.foreign]:
             actions += self._free(slot)
-        if self._world_size and self.keeps.settled == self.incarnation:
+        if self._world_size and self.slot_retention.settled == self.incarnation:
             actions += self.slots.trim(self._world_size)
             topology = self.membership.topology
             actions += self.slots.trim_moved(topology.ranks_of(self.node)) if topology is not None else []
@@ -331,8 +333,8 @@ class JobNode:
 
     @property
     def _peopled(self) -> bool:
-        """Whether a rank lives here, or stands at the door."""
-        return bool(self.ranks.live or self.ranks.seated or self.ranks.waiting)
+        """Whether a rank lives here, or waits to join."""
+        return bool(self.ranks.live or self.ranks.admitted or self.ranks.waiting)
 
     def _free(self, slot: Slot) -> list[Action]:
         save, rank = slot.save, slot.rank
@@ -349,7 +351,7 @@ class JobNode:
         return [*told, *self.own_column.offer()] if known else []
 
     def _unreadable(self, event: ev.DigestsFailed) -> list[Action]:
-        """A slot that cannot be read can be neither voted for nor loaded: who waits for it is told."""
+        """A slot that cannot be read can be neither voted for nor loaded: notifies the waiters."""
         actions: list[Action] = [Note(job=self.job, text=event.problem)]
         if event.save == self.protection.waits:
             actions.append(self.own_column.failed(event.problem))
@@ -361,7 +363,7 @@ class JobNode:
 
     def _fetch(self, order: ev.FetchOrdered) -> list[Action]:
         self.loads.save = order.save
-        return self.fetching.order(order, self.protection.pieces.get((order.save, order.epoch)))
+        return self.fetching.order(order, self.protection.chunks.get((order.save, order.epoch)))
 
     def _fetched(self, event: ev.SegmentFetched) -> list[Action]:
         """The segment lies here now: in place of a copy that cannot be read, if there was one."""
@@ -374,10 +376,10 @@ class JobNode:
     # --- runs and stores
 
     def _set_apart(self, order: ev.ForeignRuns) -> list[Action]:
-        """What these runs left is not the job's. The coordinator hears anew what lies here."""
+        """What these runs left is not the job's. The coordinator hears again what lies here."""
         self.foreign.set_apart(frozenset(order.runs), frozenset(order.disputed))
         provided = [
-            a for r, local in self.ranks.seated.items() for a in (*self.slots.provision(r), *self._grant(local))
+            a for r, local in self.ranks.admitted.items() for a in (*self.slots.provision(r), *self._grant(local))
         ]
         return [*provided, *self._resync()]
 
@@ -390,7 +392,7 @@ class JobNode:
 
     def _released(self, _: object = None) -> list[Action]:
         self.loads.save = None
-        self.keeps.released()
+        self.slot_retention.released()
         self.drain.forget()
         self.fetching.forget()
         actions = [*self.protection.released(), *self.collect(), *self.slots.trim()]
@@ -398,7 +400,7 @@ class JobNode:
 
     @property
     def _holds(self) -> bool:
-        return bool(self.protection.pieces) or any(slot.save for slot in self.slots)
+        return bool(self.protection.chunks) or any(slot.save for slot in self.slots)
 
     def next_deadline(self) -> float | None:
         """When tick has something to do."""

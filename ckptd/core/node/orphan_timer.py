@@ -11,7 +11,7 @@ class LeftAlone:
         self._since: float | None = None
 
     def spoken_to(self) -> None:
-        """An order has come, or a rank: the time begins anew."""
+        """An order has come, or a rank: the time begins again."""
         self._since = None
 
     def begin_anew(self, now: float) -> None:

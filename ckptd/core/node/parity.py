@@ -6,12 +6,12 @@ The coordinator orders one save at a time for all sets, so the members of a set 
 from collections.abc import Container
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, DropPiece, Encode, StopEncode, ToNode
+from ckptd.core.actions import Action, DropChunk, Encode, StopEncode, ToNode
 from ckptd.core.redundancy_sets import set_of
 from ckptd.shared.base.ids import JobKey, Run, SaveId
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import End
-from ckptd.shared.protocol.parity_types import Column, Piece
+from ckptd.shared.protocol.parity_types import DataColumn, ParityChunk
 
 Key = tuple[SaveId, int]  # save, epoch
 _MAX_OFFERED = 4  # saves whose offers are kept before they are ordered here
@@ -27,12 +27,12 @@ class Protection:
         self.scheme = Scheme.NONE
         self.epoch = 0
         self._protects = False  # the job has more than one node and a scheme, though this node may be in no set
-        self.pieces: dict[Key, Piece] = {}  # sealed here
+        self.chunks: dict[Key, ParityChunk] = {}  # sealed here
         self.newest: Key | None = None  # the newest save that the coordinator called protected
         self.ordered: Key | None = None
         self.copying: Key | None = None  # to the store: stays until that has ended
-        self._running: Piece | None = None
-        self._offers: dict[Key, dict[str, Column]] = {}
+        self._running: ParityChunk | None = None
+        self._offers: dict[Key, dict[str, DataColumn]] = {}
         self._up = {node}  # who answers this node
         self.foreign: frozenset[Run] = (
             frozenset()
@@ -41,18 +41,18 @@ class Protection:
     @property
     def wanted(self) -> set[SaveId]:
         """Saves whose slots must stay: being encoded, or needed when a node of the set is lost."""
-        return {key[0] for key in self.pieces} | {key[0] for key in (self.ordered, self.newest) if key is not None}
+        return {key[0] for key in self.chunks} | {key[0] for key in (self.ordered, self.newest) if key is not None}
 
     @property
     def waits(self) -> SaveId | None:
         """The save whose own column is still to be offered."""
-        if self.ordered is None or self.ordered in self.pieces:
+        if self.ordered is None or self.ordered in self.chunks:
             return None
         return None if self._node in self._offers.get(self.ordered, {}) else self.ordered[0]
 
     def has(self, save: SaveId | None) -> bool:
-        """Whether a piece of the save is sealed here, of any epoch."""
-        return any(key[0] == save for key in self.pieces)
+        """Whether a chunk of the save is sealed here, of any epoch."""
+        return any(key[0] == save for key in self.chunks)
 
     def moved(self, event: ev.SessionOpened | ev.TopologyKept) -> list[Action]:
         """The job runs on these nodes now; what is sealed stays until a newer checkpoint is protected."""
@@ -61,7 +61,7 @@ class Protection:
             return []
         members = set_of(topology.peers, topology.set_size, self._node)
         if (members, epoch) == (self.members, self.epoch):
-            return []  # a restarted daemon is told what it kept: what members have offered since stays
+            return []  # a restarted daemon receives what it kept: later offers of members stay
         actions = self._stop()
         self.ordered, self._offers = None, {}
         self.members = members
@@ -70,11 +70,11 @@ class Protection:
         self.epoch = epoch
         return actions
 
-    def adopt(self, event: ev.PieceAdopted) -> list[Action]:
-        """A whole piece was found at start. It tells what this node offered, which another may wait for."""
-        piece = event.piece
-        self.pieces[piece.save, piece.epoch] = piece
-        self._offers[piece.save, piece.epoch] = {column.node: column for column in piece.columns}
+    def adopt(self, event: ev.ChunkAdopted) -> list[Action]:
+        """A whole chunk was found at start. It tells what this node offered, which another may wait for."""
+        chunk = event.chunk
+        self.chunks[chunk.save, chunk.epoch] = chunk
+        self._offers[chunk.save, chunk.epoch] = {column.node: column for column in chunk.columns}
         return []
 
     def order(self, order: ev.EncodeOrdered) -> list[Action]:
@@ -82,7 +82,7 @@ class Protection:
         key = (order.save, order.epoch)
         if order.epoch != self.epoch or self.scheme is Scheme.NONE:
             return [self._outcome(key, "this node is in no set that could encode it")]
-        if key in self.pieces:
+        if key in self.chunks:
             self.ordered = key
             own = self._offers.get(key, {}).get(self._node)
             return [self._outcome(key, ""), *(self._tell(key, own, self.members) if own is not None else [])]
@@ -90,7 +90,7 @@ class Protection:
         self.ordered = key
         if self.newest is not None:  # what is newer may be protected too, though this node has not heard it
             newest = self.newest
-            actions += self._drop_all_but({key, *(held for held in self.pieces if held >= newest)})
+            actions += self._drop_all_but({key, *(held for held in self.chunks if held >= newest)})
         actions += self._encode()
         offered = self._offers.get(key, {})
         silent = [member for member in self.members if member not in self._up and member not in offered]
@@ -98,7 +98,7 @@ class Protection:
             actions.append(self._outcome(key, f"node {silent[0]} does not answer"))
         return actions
 
-    def offer(self, column: Column) -> list[Action]:
+    def offer(self, column: DataColumn) -> list[Action]:
         """This node's column of the save that waits for it."""
         assert self.ordered is not None  # noqa: S101 - the caller looked
         self._remember(self.ordered, column)
@@ -125,7 +125,7 @@ class Protection:
         node = event.node
         self._up.discard(node)
         key = self.ordered
-        waits = key is not None and key not in self.pieces and self._running is None
+        waits = key is not None and key not in self.chunks and self._running is None
         if key is None or not waits or node not in self.members or node in self._offers.get(key, {}):
             return []
         return [self._outcome(key, f"node {node} does not answer")]
@@ -133,29 +133,29 @@ class Protection:
     def ended(self, order: ev.SaveEnded) -> list[Action]:
         """Where nothing is protected any more, what was before is held until something newer is durable.
 
-        A node that the job has left keeps its pieces: the coordinator says when they are of no use.
+        A node that the job has left keeps its chunks: the coordinator says when they are of no use.
         """
         if self._protects or order.end is not End.DURABLE:
             return []
-        older = {key for key in self.pieces if key[0] < order.save}
+        older = {key for key in self.chunks if key[0] < order.save}
         self.newest = None if self.newest in older else self.newest
-        return self._drop_all_but(set(self.pieces) - older)
+        return self._drop_all_but(set(self.chunks) - older)
 
     def encoded(self, event: ev.Encoded) -> list[Action]:
         """The encode ended."""
         key, running = (event.save, event.epoch), self._running
         if running is None or (running.save, running.epoch) != key:
-            return [] if event.problem else [DropPiece(job=self._job, save=event.save, epoch=event.epoch)]
+            return [] if event.problem else [DropChunk(job=self._job, save=event.save, epoch=event.epoch)]
         self._running = None
         if not event.problem:
-            self.pieces[key] = running
+            self.chunks[key] = running
         return [self._outcome(key, event.problem)]
 
     def protected(self, order: ev.SaveProtected) -> list[Action]:
         """Every set has encoded it: what protected older ones can go."""
         key = (order.save, order.epoch)
         self.newest = max(key, self.newest or key)  # a coordinator may say again what was so long ago
-        newer = {held for held in self.pieces if held > key}
+        newer = {held for held in self.chunks if held > key}
         return self._drop_all_but({key} | newer | ({self.ordered} if self.ordered and self.ordered > key else set()))
 
     def copied(self) -> list[Action]:
@@ -164,24 +164,24 @@ class Protection:
         if self.newest is None:
             return []
         newest = self.newest
-        kept = {key for key in self.pieces if key >= newest}
+        kept = {key for key in self.chunks if key >= newest}
         return self._drop_all_but(kept | ({self.ordered} if self.ordered is not None else set()))
 
-    def outlived(self, order: ev.Outlived) -> list[Action]:
+    def obsolete(self, order: ev.SavesObsolete) -> list[Action]:
         """The coordinator has weighed what all nodes have: these are of no use."""
-        gone = set(order.pieces)
+        gone = set(order.chunks)
         self.newest = None if self.newest in gone else self.newest
         self.copying = None if self.copying in gone else self.copying  # whoever copies it sees that it goes
         stopped: list[Action] = []
         if self.ordered is not None and (self.ordered in gone or self.ordered[0] in order.saves):
             self.ordered, stopped = None, self._stop()
-        return [*stopped, *self._drop_all_but(set(self.pieces) - gone)]
+        return [*stopped, *self._drop_all_but(set(self.chunks) - gone)]
 
     def drop_foreign(self, runs: Container[Run]) -> list[Action]:
         """Gives up parity of these runs, which are not the job's."""
-        gone = {key for key in self.pieces if key[0].owner in self.foreign and key[0].owner in runs}
+        gone = {key for key in self.chunks if key[0].owner in self.foreign and key[0].owner in runs}
         self.foreign = frozenset(run for run in self.foreign if run not in runs)
-        return self._drop_all_but(set(self.pieces) - gone)
+        return self._drop_all_but(set(self.chunks) - gone)
 
     def released(self) -> list[Action]:
         """The job is over."""
@@ -190,35 +190,35 @@ class Protection:
         self.newest, self.ordered, self._offers = None, None, {}
         return actions
 
-    def _remember(self, key: Key, column: Column) -> None:
+    def _remember(self, key: Key, column: DataColumn) -> None:
         self._offers.setdefault(key, {})[column.node] = column
         for old in sorted(k for k in self._offers if k != self.ordered)[:-_MAX_OFFERED]:
             del self._offers[old]
 
-    def _tell(self, key: Key, column: Column, nodes: tuple[str, ...]) -> list[Action]:
+    def _tell(self, key: Key, column: DataColumn, nodes: tuple[str, ...]) -> list[Action]:
         offer = ev.ColumnOffered(job=self._job, node=self._node, save=key[0], epoch=key[1], column=column)
         return [ToNode(job=self._job, node=node, message=offer) for node in nodes if node != self._node]
 
     def _encode(self) -> list[Action]:
         key = self.ordered
-        if key is None or key in self.pieces or self._running is not None:
+        if key is None or key in self.chunks or self._running is not None:
             return []
         offers = self._offers.get(key, {})
         if not set(self.members) <= set(offers):
             return []
         columns = tuple(offers[member] for member in self.members)
-        self._running = Piece(key[0], key[1], self.scheme, self.members.index(self._node), columns)
-        return [Encode(job=self._job, piece=self._running)]
+        self._running = ParityChunk(key[0], key[1], self.scheme, self.members.index(self._node), columns)
+        return [Encode(job=self._job, chunk=self._running)]
 
     def _stop(self) -> list[Action]:
         running, self._running = self._running, None
         return [] if running is None else [StopEncode(job=self._job, save=running.save, epoch=running.epoch)]
 
     def _drop_all_but(self, keep: set[Key]) -> list[Action]:
-        dropped = [k for k in self.pieces if k not in keep and k != self.copying and k[0].owner not in self.foreign]
+        dropped = [k for k in self.chunks if k not in keep and k != self.copying and k[0].owner not in self.foreign]
         for key in dropped:
-            del self.pieces[key]
-        return [DropPiece(job=self._job, save=save, epoch=epoch) for save, epoch in dropped]
+            del self.chunks[key]
+        return [DropChunk(job=self._job, save=save, epoch=epoch) for save, epoch in dropped]
 
     def _outcome(self, key: Key, problem: str) -> Action:
         event = ev.Encoded(job=self._job, save=key[0], epoch=key[1], problem=problem)

@@ -1,7 +1,7 @@
 """This node's parity of the save that is drained, written to the store beside the images. Pure.
 
 The vote names it. A vote without parity is a whole vote, so nothing waits for it longer than ``wait_s``, nor at all
-once it is known not to come. While it is copied the piece stays in the arena, whatever is protected meanwhile.
+once it is known not to come. While it is copied the chunk stays in the arena, whatever is protected meanwhile.
 """
 
 from ckptd.core import events as ev
@@ -36,11 +36,11 @@ class ParityShare:
         return self.advance()
 
     def advance(self) -> list[Action]:
-        """Copies the piece, once it is sealed."""
+        """Copies the chunk, once it is sealed."""
         save, protection = self._save, self._protection
         if self._over or save is None or self.record is not None or protection.copying is not None:
             return []
-        keys = [key for key in protection.pieces if key[0] == save]
+        keys = [key for key in protection.chunks if key[0] == save]
         if not keys:
             return []
         protection.copying = max(keys)

@@ -1,4 +1,4 @@
-"""The ranks of a job on this node: who is in, who stands at the door, who lives; and how to talk to them. Pure."""
+"""The ranks of a job on this node: who is in, who waits to join, who lives; and how to talk to them. Pure."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToRank
-from ckptd.core.node.retained import Keeps
+from ckptd.core.node.slot_retention import SlotRetention
 from ckptd.core.node.slots import SlotTable
 from ckptd.shared.base.errors import joined
 from ckptd.shared.base.ids import JobKey, RunId, SaveId
@@ -52,8 +52,8 @@ class LocalRanks:
     def __init__(self, job: JobKey, slots: SlotTable) -> None:
         self._job = job
         self._slots = slots
-        self.seated: dict[int, LocalRank] = {}  # let in by the coordinator
-        self.waiting: dict[tuple[int, str], LocalRank] = {}  # before the door
+        self.admitted: dict[int, LocalRank] = {}  # let in by the coordinator
+        self.waiting: dict[tuple[int, str], LocalRank] = {}  # waiting to join
         self.replaced: dict[tuple[int, str], LocalRank] = {}  # still told what becomes of their saves
         self.live: dict[tuple[int, str], ev.RankFound] = {}
         self._awaited = ev.SlotsAwaited(job=job)  # as it was reported last
@@ -62,10 +62,10 @@ class LocalRanks:
         """Ranks of the session that live here."""
         return tuple(rank for rank, live in sorted(self.live) if live == session)
 
-    def slots_awaited(self, *, anew: bool = False) -> list[ev.SlotsAwaited]:
-        """For whom memory is being allocated, if that has changed since it was reported, or anew."""
+    def slots_awaited(self, *, repeat: bool = False) -> list[ev.SlotsAwaited]:
+        """For whom memory is being allocated, if that has changed since it was reported, or again."""
         before, self._awaited = self._awaited, ev.SlotsAwaited(job=self._job, ranks=self._slots.awaited)
-        return [self._awaited] if anew or self._awaited != before else []
+        return [self._awaited] if repeat or self._awaited != before else []
 
     def found(self, event: ev.RankFound) -> list[Action]:
         """A process that may never have called this daemon."""
@@ -82,10 +82,10 @@ class LocalRanks:
         """The rank's process where it lives and has called an earlier daemon of this node, and not this one."""
         called = {*self.waiting, *self.replaced}
         found = [live for key, live in self.live.items() if key[0] == rank and key not in called]
-        return found[0] if found and rank not in self.seated else None
+        return found[0] if found and rank not in self.admitted else None
 
     def came(self, event: ev.RankAttached) -> None:
-        """A rank stands at the door."""
+        """A rank waits to join."""
         self.waiting[event.rank, event.session] = LocalRank(event)
 
     def again(self, incarnation: int, run: RunId, store_id: str) -> list[ev.RankAttached]:
@@ -98,17 +98,17 @@ class LocalRanks:
                 store_id=store_id or local.attached.store_id,
                 request=0,
             )
-            for local in self.seated.values()
+            for local in self.admitted.values()
         ]
 
     def saves_late(self, event: ev.SegmentStaged) -> ev.SegmentStaged:
-        """Notes what verifies a rank's late copies. Returns what other nodes are told."""
-        self.seated[event.rank].late = event.late
+        """Notes what verifies a rank's late copies. Returns the reports to other nodes."""
+        self.admitted[event.rank].late = event.late
         return replace(event, late="")
 
     def is_in(self, event: ev.FromRank) -> bool:
         """Whether the one who speaks is the rank."""
-        local = self.seated.get(event.rank)
+        local = self.admitted.get(event.rank)
         return local is not None and local.session == event.session
 
     def stranger(self, event: ev.FromRank) -> Action:
@@ -120,9 +120,9 @@ class LocalRanks:
         refusal = Refused(reply_to=event.request, code=code, message=text)
         return ToRank(job=self._job, rank=event.rank, session=event.session, message=refusal)
 
-    def seat(self, local: LocalRank) -> list[Action]:
+    def admit(self, local: LocalRank) -> list[Action]:
         """The rank is in. What another process of that rank may still be writing is given up."""
-        self.seated[local.rank] = local
+        self.admitted[local.rank] = local
         others = any(rank == local.rank and session != local.session for rank, session in self.live)
         return self._slots.rank_left(local.rank, writer_gone=False) if others else []
 
@@ -130,9 +130,9 @@ class LocalRanks:
         """These ranks may not come in."""
         actions: list[Action] = []
         for rank in order.ranks:
-            seated = self.seated.get(rank)
-            if order.code == "stale" and seated is not None and seated.session == order.session:
-                actions += self._put_out(seated)  # its node slept while another life of the job began
+            admitted = self.admitted.get(rank)
+            if order.code == "stale" and admitted is not None and admitted.session == order.session:
+                actions += self._put_out(admitted)  # its node slept while another incarnation of the job began
             local = self.waiting.pop((rank, order.session), None)
             if local is not None:
                 refusal = Refused(
@@ -142,10 +142,10 @@ class LocalRanks:
         return actions
 
     def session_waits(self, order: ev.SessionWaits) -> list[Action]:
-        """A rank that stands at the door, or calls load, hears for whom its session waits."""
+        """A rank that waits to join, or calls load, hears for whom its session waits."""
         local, call = self.waiting.get((order.rank, order.session)), "connect"
         if local is None:
-            local, call = self.seated.get(order.rank), "load"
+            local, call = self.admitted.get(order.rank), "load"
             if local is None or local.session != order.session or local.load_request is None:
                 return []
         return [self.to(local, Notice(message=order.message, hint=order.hint, call=call))]
@@ -153,14 +153,14 @@ class LocalRanks:
     def replace(self, session: str) -> list[Action]:
         """Another session is the job now: those of others are out."""
         actions: list[Action] = []
-        for old in [local for local in self.seated.values() if local.session != session]:
+        for old in [local for local in self.admitted.values() if local.session != session]:
             actions += self._put_out(old)
         return actions
 
     def _put_out(self, old: LocalRank) -> list[Action]:
         """What it says counts for nothing any more."""
         actions: list[Action] = []
-        del self.seated[old.rank]
+        del self.admitted[old.rank]
         lives = (old.rank, old.session) in self.live
         if lives:
             self.replaced[old.rank, old.session] = old
@@ -173,10 +173,10 @@ class LocalRanks:
         """The rank is gone: its demand for slots ends."""
         self.waiting.pop((rank, session), None)
         self.replaced.pop((rank, session), None)
-        local = self.seated.get(rank)
+        local = self.admitted.get(rank)
         if local is None or local.session != session:
             return []
-        del self.seated[rank]
+        del self.admitted[rank]
         return self._slots.rank_left(rank, writer_gone=True)
 
     # --- words
@@ -187,7 +187,7 @@ class LocalRanks:
 
     def tell(self, rank: int, message: Reply) -> list[Action]:
         """A word for the rank, if it is in."""
-        local = self.seated.get(rank)
+        local = self.admitted.get(rank)
         return [self.to(local, message)] if local else []
 
     def tell_all(self, message: Reply) -> list[Action]:
@@ -195,7 +195,7 @@ class LocalRanks:
 
         A save that is durable, and has a reason why that is worth nothing to who saved it, has failed for them.
         """
-        told = [self.to(local, message) for local in self.seated.values()]
+        told = [self.to(local, message) for local in self.admitted.values()]
         if isinstance(message, Progress) and message.end is End.DURABLE and message.reason:
             message = Progress(save=message.save, end=End.FAILED, reason=message.reason)
         return [*told, *(self.to(local, message) for local in self.replaced.values())]
@@ -227,7 +227,7 @@ class LocalRanks:
                 actions += self.tell(rank, Progress(save=save, end=End.ABANDONED, reason=reason))
         return actions
 
-    def coordinator_lost(self, node: str, keeps: Keeps, voted: SaveId | None) -> list[Action]:
+    def coordinator_lost(self, node: str, slot_retention: SlotRetention, voted: SaveId | None) -> list[Action]:
         """Nobody decides what becomes of these saves before the node answers: who has delivered one hears that.
 
         Of what is staged already one rank hears it: it is the same for all. voted: what this node has written its part
@@ -235,15 +235,15 @@ class LocalRanks:
         """
         whose = f"node {node}, whose daemon coordinates the job"
         actions: list[Action] = []
-        for save in sorted(keeps.pending):
+        for save in sorted(slot_retention.pending):
             reason = f"waits for {whose} and does not answer: ckptd status there"
             actions += self.save_waits(ev.SaveWaits(job=self._job, node=node, save=save, reason=reason))
-        unended = keeps.unended - {voted}
-        if unended and self.seated:
+        unended = slot_retention.unended - {voted}
+        if unended and self.admitted:
             save = max(unended)
             notice = f"{whose}, does not answer: step {save.step} is not durable before it does; ckptd status there"
             news = Progress(save=save, notice=notice, stuck=f"{whose}, does not answer")
-            actions += self.tell(min(self.seated), news)
+            actions += self.tell(min(self.admitted), news)
         return actions
 
     def done(self, rank: int, request: int) -> list[Action]:

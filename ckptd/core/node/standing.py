@@ -13,7 +13,7 @@ class Standing:
         self.incarnation = incarnation
         self.run: RunId = NO_RUN
         self.store_id = ""  # that the job was saved to last
-        self.sessions_store = ""  # that the present session is saved to, as far as it has been told here
+        self.sessions_store = ""  # that the present session is saved to, as far as known here
         self._session = ""
 
     def heard(self, incarnation: int, run: RunId) -> None:

@@ -2,7 +2,7 @@
 
 Nothing is exchanged beforehand: each replica cuts the tensors by itself, and seals how it did and a digest of what it
 sees in them. A save counts as staged only when all replicas cut alike, and saw the same where they looked at the same.
-Where the images are whole without that, because each has all or a planner dealt the tensors out, it only is told.
+Where the images are whole without that, because each has all or a planner dealt the tensors out, it is only reported.
 How much they looked at is part of the digest, so each record of a save tells whether all of it was compared.
 """
 

@@ -245,8 +245,8 @@ class HeldSegment(msgspec.Struct, frozen=True, array_like=True):
     shares: Shares = ()
 
 
-class HeldPiece(msgspec.Struct, frozen=True, array_like=True):
-    """One parity piece in the arena of a node: whose ranks' segments it protects, by member."""
+class HeldChunk(msgspec.Struct, frozen=True, array_like=True):
+    """One parity chunk in the arena of a node: whose ranks' segments it protects, by member."""
 
     save: SaveId
     epoch: Incarnation
@@ -265,7 +265,7 @@ class NodeHas(Event, frozen=True, kw_only=True, tag="node-has"):
     incarnation: Incarnation
     run: RunId = NO_RUN  # drawn with that incarnation
     segments: Annotated[tuple[HeldSegment, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
-    pieces: Annotated[tuple[HeldPiece, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    chunks: Annotated[tuple[HeldChunk, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
     former: Nodes = ()
     session: AnySession = ""  # the one that was opened here last
     # Rank and session of each process.
@@ -275,8 +275,8 @@ class NodeHas(Event, frozen=True, kw_only=True, tag="node-has"):
     since: Incarnation = 0  # the epoch in which the job first came to this arena: older parity was never here
 
 
-class Knocked(Event, frozen=True, kw_only=True, tag="knocked"):
-    """A session stands at the door here. Before, the job ran on these nodes too, which its ranks no longer use."""
+class JoinRequested(Event, frozen=True, kw_only=True, tag="join-requested"):
+    """A session waits to join here. Before, the job ran on these nodes too, which its ranks no longer use."""
 
     session: Session
     outside: Peers = ()
@@ -284,7 +284,7 @@ class Knocked(Event, frozen=True, kw_only=True, tag="knocked"):
     store_id: AnyStore = ""  # to which the job was saved last, as the node knows
 
 
-class Visited(Event, frozen=True, kw_only=True, tag="visited"):
+class FormerNodeReported(Event, frozen=True, kw_only=True, tag="former-node-reported"):
     """A node that the session does not use has told who lives there. ``incarnation``: the largest it knows of."""
 
     session: Session
@@ -296,5 +296,5 @@ class Visited(Event, frozen=True, kw_only=True, tag="visited"):
 Fact = (
     RankFound | RankAttached | RankGone | RankDetached | SegmentStaged | SaveSkipped | DrainAsked | PreemptAsked
     | StepsRead | SlotsAwaited | LoadAsked | LoadReported | SegmentReleased | SegmentFetched | Encoded | DrainMoved
-    | Drained | VoteWritten | NodeHas | Knocked | Visited
+    | Drained | VoteWritten | NodeHas | JoinRequested | FormerNodeReported
 )  # fmt: skip

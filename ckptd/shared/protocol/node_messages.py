@@ -1,7 +1,7 @@
 """Every message between the daemons of a job, one MessagePack map each; docs/protocol.md explains them.
 
 The names on the wire are the tags and the field names written here. A class may be renamed; a tag or a field may not,
-unless ``packets.VERSION`` is raised. ``make golden-wire`` writes the golden bytes anew.
+unless ``packets.VERSION`` is raised. ``make golden-wire`` writes the golden bytes again.
 """
 
 import msgspec
@@ -15,7 +15,7 @@ from ckptd.shared.protocol.node_facts import *  # noqa: F403 - one face of all m
 from ckptd.shared.protocol.node_facts import Fact, NodeMessage
 from ckptd.shared.protocol.node_orders import *  # noqa: F403
 from ckptd.shared.protocol.node_orders import Order
-from ckptd.shared.protocol.parity_types import Column, Piece
+from ckptd.shared.protocol.parity_types import DataColumn, ParityChunk
 from ckptd.shared.protocol.topology import Topology
 from ckptd.shared.protocol.versions import refuse_unknown, tag_in_map, tags
 
@@ -37,7 +37,7 @@ class CommitFinished(NodeMessage, frozen=True, kw_only=True, tag="commit-finishe
     save: SaveId
 
 
-class Introduced(NodeMessage, frozen=True, kw_only=True, tag="introduced"):
+class SessionAnnounced(NodeMessage, frozen=True, kw_only=True, tag="session-announced"):
     """To a node that a new session does not use: these daemons are the job's now; tell its coordinator who lives."""
 
     session: Session
@@ -49,7 +49,7 @@ class ColumnOffered(NodeMessage, frozen=True, kw_only=True, tag="column-offered"
 
     save: SaveId
     epoch: Incarnation
-    column: Column
+    column: DataColumn
 
 
 class SealAsked(NodeMessage, frozen=True, kw_only=True, tag="seal-asked"):
@@ -67,22 +67,32 @@ class SealTold(NodeMessage, frozen=True, kw_only=True, tag="seal-told"):
     seal: Seal | None
 
 
-class PieceAsked(NodeMessage, frozen=True, kw_only=True, tag="piece-asked"):
-    """The description of a piece that lies at the receiver."""
+class ChunkRequested(NodeMessage, frozen=True, kw_only=True, tag="chunk-requested"):
+    """The description of a chunk that lies at the receiver."""
 
     save: SaveId
     epoch: Incarnation
 
 
-class PieceTold(NodeMessage, frozen=True, kw_only=True, tag="piece-told"):
+class ChunkReported(NodeMessage, frozen=True, kw_only=True, tag="chunk-reported"):
     """None: it does not lie here."""
 
     save: SaveId
     epoch: Incarnation
-    piece: Piece | None
+    chunk: ParityChunk | None
 
 
-Message = Report | Order | CommitFinished | Introduced | ColumnOffered | SealAsked | SealTold | PieceAsked | PieceTold
+Message = (
+    Report
+    | Order
+    | CommitFinished
+    | SessionAnnounced
+    | ColumnOffered
+    | SealAsked
+    | SealTold
+    | ChunkRequested
+    | ChunkReported
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

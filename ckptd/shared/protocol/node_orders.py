@@ -64,7 +64,7 @@ class SessionRefused(NodeMessage, frozen=True, kw_only=True, tag="session-refuse
 
 
 class SessionWaits(NodeMessage, frozen=True, kw_only=True, tag="session-waits"):
-    """The session stands at the door, or loads: for whom it waits, for one of its ranks at the receiver."""
+    """The session waits to join, or loads: for whom it waits, for one of its ranks at the receiver."""
 
     session: Session
     rank: Rank
@@ -103,14 +103,14 @@ class SaveProtected(NodeMessage, frozen=True, kw_only=True, tag="save-protected"
     epoch: Incarnation
 
 
-class Outlived(NodeMessage, frozen=True, kw_only=True, tag="outlived"):
+class SavesObsolete(NodeMessage, frozen=True, kw_only=True, tag="saves-obsolete"):
     """What nothing depends on any more: give it back.
 
-    ``pieces``: parity (save, epoch) that protects nothing that another checkpoint does not protect better. ``saves``:
+    ``chunks``: parity (save, epoch) that protects nothing that another checkpoint does not protect better. ``saves``:
     too much of them is lost; ``newest`` is the one that the job went on from.
     """
 
-    pieces: Annotated[tuple[tuple[SaveId, Incarnation], ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    chunks: Annotated[tuple[tuple[SaveId, Incarnation], ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
     saves: Annotated[tuple[SaveId, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
     newest: SaveId | None = None
 
@@ -153,16 +153,16 @@ class PreemptOrdered(NodeMessage, frozen=True, kw_only=True, tag="preempt-ordere
 class FetchOrdered(NodeMessage, frozen=True, kw_only=True, tag="fetch-ordered"):
     """Have the segment of this rank in a slot of the receiver, from ``holder`` or (tier rebuilt) from parity.
 
-    ``homes``: where each segment of the set lies (rank, node); ``pieces``: where each piece lies (member, node).
+    ``homes``: where each segment of the set lies (rank, node); ``chunks``: where each chunk lies (member, node).
     """
 
     rank: Rank
     save: SaveId
     tier: Tier
-    holder: NodeName  # of the segment, or of a piece
+    holder: NodeName  # of the segment, or of a chunk
     epoch: Incarnation = 0
     homes: Annotated[tuple[tuple[Rank, NodeName], ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
-    pieces: Annotated[tuple[tuple[Member, NodeName], ...], msgspec.Meta(max_length=MAX_SET_SIZE)] = ()
+    chunks: Annotated[tuple[tuple[Member, NodeName], ...], msgspec.Meta(max_length=MAX_SET_SIZE)] = ()
 
 
 class LoadOrdered(NodeMessage, frozen=True, kw_only=True, tag="load-ordered"):
@@ -205,7 +205,7 @@ class JobReleased(NodeMessage, frozen=True, kw_only=True, tag="job-released"):
 
 
 Order = (
-    SessionOpened | SessionRefused | SessionWaits | SaveStaged | SaveWaits | EncodeOrdered | SaveProtected | Outlived
-    | SaveEnded | DrainOrdered | DrainDropped | PreemptOrdered | FetchOrdered | LoadOrdered | LoadRefused | ForeignRuns
-    | JobReleased
+    SessionOpened | SessionRefused | SessionWaits | SaveStaged | SaveWaits | EncodeOrdered | SaveProtected
+    | SavesObsolete | SaveEnded | DrainOrdered | DrainDropped | PreemptOrdered | FetchOrdered | LoadOrdered
+    | LoadRefused | ForeignRuns | JobReleased
 )  # fmt: skip

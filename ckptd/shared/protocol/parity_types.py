@@ -12,7 +12,7 @@ from ckptd.shared.format.slot import Seal
 Member = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SET_SIZE)]  # of a redundancy set, by its place in it
 
 
-class Column(msgspec.Struct, frozen=True):
+class DataColumn(msgspec.Struct, frozen=True):
     """What one member of a redundancy set contributes: its segments of a save end to end, in the order of ranks.
 
     Each seal is the digested one of its slot: with it and the bytes before it the slot can be made again elsewhere.
@@ -22,7 +22,7 @@ class Column(msgspec.Struct, frozen=True):
     seals: Annotated[tuple[Seal, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
 
 
-class Piece(msgspec.Struct, frozen=True):
+class ParityChunk(msgspec.Struct, frozen=True):
     """One member's parity of one save: what lies in its arena beside its slots, and whom it protects.
 
     epoch: the incarnation of the session whose topology made the set; a save is encoded again for each new one.
@@ -31,5 +31,5 @@ class Piece(msgspec.Struct, frozen=True):
     save: SaveId
     epoch: Incarnation
     scheme: Scheme
-    index: Member  # that holds this piece
-    columns: Annotated[tuple[Column, ...], msgspec.Meta(max_length=MAX_SET_SIZE)]
+    index: Member  # that holds this chunk
+    columns: Annotated[tuple[DataColumn, ...], msgspec.Meta(max_length=MAX_SET_SIZE)]

@@ -144,7 +144,7 @@ def _waits(fs: FileLayer, key: JobKey, dirname: str) -> bool:
 def publish_left(fs: FileLayer, key: JobKey, intents: Intents) -> tuple[list[SaveId], list[str]]:
     """What an earlier daemon did not get to, oldest first: what is where it belongs now, and what went wrong.
 
-    Checkpoints whose place nobody here knows are told of.
+    Checkpoints without a known place are reported.
     """
     done, notes = [], []
     named = {save.dirname for save in intents}

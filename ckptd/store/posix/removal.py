@@ -63,7 +63,7 @@ def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents
         raise CkptdError(f"{Place(key, save).final} stays: {note}", hint="free space on the store, or raise the quota")
     failpoints.reach("remove.before-rename")
     trash = _to_trash(fs, Place(key, save).final)
-    if trash is not None and save.dirname in pinned(of_job(fs, key)):  # somebody was told so since we looked
+    if trash is not None and save.dirname in pinned(of_job(fs, key)):  # somebody pinned it since we looked
         fs.rename(trash, Place(key, save).final)
         return False
     forget_superseded(PosixRecords(fs, key), save.dirname)

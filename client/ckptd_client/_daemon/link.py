@@ -42,7 +42,7 @@ from ckptd_client._state.sampling import Sampling, listed
 
 log = logging.getLogger("ckptd_client")
 _HURRIED_S = 4.0  # limit of a save's wait for a daemon that another program, such as systemd, restarts
-_DOOR_S = 5.0  # connect waits so much longer than admission, whose refusal has the reason
+_ADMISSION_S = 5.0  # connect waits so much longer than admission, whose refusal has the reason
 _SILENT_S = 6.0  # connect warns after this what it waits for, unless the daemons have reported it
 _POLL_S = 0.1  # between two checks whether a slot can still become free
 _RETRY_S = 15.0  # after a failed attempt to attach, saves fail at once for so long, or until a daemon listens
@@ -129,7 +129,7 @@ class Link:
             self._drop_channel()
             self._open_channel(deadline)
         try:
-            return self._attach(deadline + _DOOR_S)
+            return self._attach(deadline + _ADMISSION_S)
         except WaitTimeoutError:
             if self._held_up is None:
                 raise

@@ -305,7 +305,7 @@ class HandleBook:
         return bool(late) and len(waiting) + (self.outlook.newest_staged is not None) >= slots
 
     def orphan(self, known: Iterable[SaveId], held: Iterable[SaveId]) -> None:
-        """A daemon knows these saves only, and those held here are still to be told to it: the others have ended."""
+        """A daemon knows these saves only, and those held here are not yet sent: the others have ended."""
         known = set(known)
         newest = max(known, default=None)
         for save in sorted(set(self._alive.keys()) - known - set(held)):

@@ -18,7 +18,7 @@ from ckptd_client._state.replica_slices import MAX_STREAMS, Stream, stream_of
 _SUM_NBYTES = 8
 _NO_SET = 255
 _KEPT = 8  # lists of items: of plans that DCP may have cached, whichever writer made them
-_items: OrderedDict[bytes, list[WriteItem]] = OrderedDict()  # of tensors, by the digest of what was told of them
+_items: OrderedDict[bytes, list[WriteItem]] = OrderedDict()  # of tensors, by the digest of their description
 
 
 class Told(NamedTuple):

@@ -272,7 +272,7 @@ class CkptdWriter(StorageWriter):
         self._open = False
 
     def _publication(self, _handle: SaveHandle) -> Publication | None:
-        """Where a trainer wants the save besides; all ranks say the same, and what it raises ends the save."""
+        """The other place where a trainer wants the save; equal on all ranks. Its exceptions end the save."""
         return None
 
     def _plain(self, others: dict[str, Leaf]) -> Plain:
@@ -283,7 +283,7 @@ class CkptdWriter(StorageWriter):
     def _compared(self, plan: SavePlan, planner: SavePlanner) -> tuple[Share, ...]:
         """This rank's word of what others hold too. Blocks while it is read.
 
-        It only is told: where replicas differ DCP has dealt their tensors out all the same, and will next time.
+        It is only reported: where replicas differ DCP has dealt their tensors out all the same, and will next time.
         """
         assert self._handle is not None  # noqa: S101 - begun
         if self._current is not None:

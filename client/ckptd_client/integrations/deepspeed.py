@@ -223,7 +223,7 @@ def _is_wanted(files: RestoredFiles, load_dir: str, tag: str | None, model_engin
     if where != os.path.abspath(load_dir) or (tag is not None and str(tag) != name):
         return False
     if any(files.is_replaced(file) for file in files.names):
-        log.warning("ckptd: %s has been written anew without ckptd: it is loaded", files.directory)
+        log.warning("ckptd: %s has been written again without ckptd: it is loaded", files.directory)
         return False
     return tag is not None or _is_pointed_at(files, where, name)
 

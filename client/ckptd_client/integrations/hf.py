@@ -131,7 +131,7 @@ class CkptdTrainerMixin:
         """What a resuming Trainer reads last."""
         stock: Any = super()
         stock._load_rng_state(checkpoint)
-        if self._ckptd is not None and not self.args.auto_find_batch_size:  # which may begin anew
+        if self._ckptd is not None and not self.args.auto_find_batch_size:  # which may begin again
             self._ckptd.loaded()
 
     def _finalize_training(self: Any, *args: Any, **options: Any) -> Any:
@@ -164,7 +164,7 @@ def _rotate(output_dir: str, limit: int | None, best: str | None) -> None:
 
 
 def _place_to_resume(run: TrainerRun, output_dir: str, asked: Any) -> Any:
-    """What Trainer is told to resume from: a directory, or what was asked for. Collective.
+    """What Trainer resumes from: a directory, or what was asked for. Collective.
 
     With a key it is none that ckptd has saved: what Trainer reads is then in memory, and proved.
     """

@@ -86,7 +86,7 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Stages the checkpoint. Training may go on, and change every tensor, when it returns.
 
-        Raises UsageError for a misuse, and what pickling raises; an operational fault is told in the log.
+        Raises UsageError for a misuse, and what pickling raises; an operational fault is logged.
         """
         if storage_options is not None:
             raise UsageError("storage_options have no meaning here", hint="leave them out")

@@ -95,7 +95,7 @@ class _Sharded:
         """Stages the checkpoint. Training may go on, and change every tensor, when it returns. Collective.
 
         Outside of a training that runs it blocks until the directory is there. Raises CheckpointException for what
-        cannot be saved; an operational fault is told in the log.
+        cannot be saved; an operational fault is logged.
         """
         stock: Any = super()
         if not self._ckptd_is_sharded:

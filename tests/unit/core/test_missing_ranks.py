@@ -222,7 +222,7 @@ def test_a_save_that_was_found_in_memory_waits_for_ranks_that_have_not_called_th
 
 
 def granted(job: AJob, rank: int) -> str:
-    if rank not in job.node.ranks.seated:
+    if rank not in job.node.ranks.admitted:
         job.attach(rank, incarnation=1)
     job.slots(rank)
     return job.idle(rank)

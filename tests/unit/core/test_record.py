@@ -2,7 +2,7 @@
 
 import pytest
 
-from ckptd.core.coordinator.save_record import Phase, Record, lost_since
+from ckptd.core.coordinator.save_record import Phase, Record, obsolete_since
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol.messages import End
 from tests.runs import RUN
@@ -22,7 +22,7 @@ def record(save=NEWER, phase=Phase.STAGED, end=None, held=(0,)):
     ],
 )
 def test_what_is_newer_and_not_whole_is_lost(one):
-    assert lost_since([one], LOADED, 9) == [NEWER]
+    assert obsolete_since([one], LOADED, 9) == [NEWER]
 
 
 @pytest.mark.parametrize(
@@ -36,4 +36,4 @@ def test_what_is_newer_and_not_whole_is_lost(one):
     ],
 )
 def test_what_may_be_of_use_is_not(one):
-    assert lost_since([one], LOADED, 9) == []
+    assert obsolete_since([one], LOADED, 9) == []

@@ -352,7 +352,7 @@ def test_a_forced_save_is_drained_though_newer_ones_are_staged_meanwhile():
     job.drain(TWO)
     assert job.ends(TWO) == ["durable"]
     assert job.ends(THREE) == ["kept"]
-    assert job.node.keeps.newest_staged == THREE
+    assert job.node.slot_retention.newest_staged == THREE
 
 
 def test_of_two_forced_saves_that_wait_the_newer_is_drained():

@@ -297,7 +297,7 @@ def test_ranks_of_a_larger_session_that_was_taken_over_belong_no_more():
     job.world = 1
     job.attach(0, "b", takeover=True, world=1)
     job.number(2)
-    assert set(job.node.ranks.seated) == {0}
+    assert set(job.node.ranks.admitted) == {0}
     assert job.answer(job.ask_load(1)).code == "stale"
 
 
@@ -310,7 +310,7 @@ def test_after_a_restart_the_newer_of_two_sessions_is_the_job_whoever_came_back_
     new = job.attach(0, "new", incarnation=5, world=1)
     assert job.answer(new).incarnation == 5
     assert job.sessions.session == "new"
-    assert set(job.node.ranks.seated) == {0}
+    assert set(job.node.ranks.admitted) == {0}
     assert job.answer(job.attach(1, "old", incarnation=1)).code == "stale"
 
 

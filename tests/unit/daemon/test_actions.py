@@ -2,23 +2,23 @@
 
 from ckptd.arena.arena import Arena
 from ckptd.core import actions as act
-from ckptd.daemon.effects import Effects
+from ckptd.daemon.action_executor import ActionExecutor
 from ckptd.daemon.loop import Daemon
-from ckptd.daemon.parity_effects import ProtectEffects
+from ckptd.daemon.parity_executor import ParityExecutor
 
 
 class Parts(Daemon):
     """A daemon's parts, of which none is started."""
 
     def __init__(self, arena):
-        self._effects = Effects(
+        self._executor = ActionExecutor(
             node="a", arena=arena, known_stores=None, stores=None, digesting=None, allocating=None, cleaning=None,
             deliver=None, store_timeout_s=1.0, bandwidth=0,
         )  # fmt: skip
-        self._protect = ProtectEffects(
+        self._protect = ParityExecutor(
             node="a", arena=arena, peers=None, encoding=None, fetching=None, cleaning=None, deliver=None
         )
-        self._plane = self._door = self._effects
+        self._plane = self._gateway = self._executor
 
 
 def test_every_action_is_carried_out(tmp_path):
@@ -28,4 +28,4 @@ def test_every_action_is_carried_out(tmp_path):
         kinds = {one for one in vars(act).values() if isinstance(one, type) and issubclass(one, act.Action)}
         assert {*parts._table()} == kinds - {act.Action}
     finally:
-        parts._effects.boards.work.close()
+        parts._executor.boards.work.close()

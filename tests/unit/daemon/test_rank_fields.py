@@ -15,7 +15,7 @@ from ckptd.shared.format.replica_shares import Share
 from ckptd.shared.format.slot import Seal, SlotState, decode_seals, encode_seal
 from ckptd.shared.protocol import messages as m
 from tests.cluster import Node, wait_for
-from tests.unit.daemon.test_door import Rank, Stranger, attach_words, slot_nbytes
+from tests.unit.daemon.test_rank_gateway import Rank, Stranger, attach_words, slot_nbytes
 
 pytestmark = pytest.mark.timeout(300)
 REQUESTS = {kind.__name__: kind for kind in m.Request.__args__ if kind is not m.AskStop}

@@ -38,21 +38,21 @@ def peer(path, server):
 
 
 def receive(server, count=1):
-    letters = []
+    incoming = []
 
     def enough():
-        letters.extend(server.receive())
-        return len(letters) >= count
+        incoming.extend(server.receive())
+        return len(incoming) >= count
 
     wait_for(enough, 5)
-    return letters
+    return incoming
 
 
 def test_a_request_and_its_answer(server, peer):
     peer.send(encode(AskStatus(seq=7)))
-    (letter,) = receive(server)
-    assert letter.request == AskStatus(seq=7)
-    server.send(letter.identity, Done(reply_to=7))
+    (incoming,) = receive(server)
+    assert incoming.request == AskStatus(seq=7)
+    server.send(incoming.identity, Done(reply_to=7))
     assert peer.poll(5000)
     assert decode_reply(peer.recv()) == Done(reply_to=7)
 
@@ -61,7 +61,7 @@ def test_nonsense_is_refused_counted_and_answered(server, peer):
     peer.send(b"\xff")
     peer.send_multipart([b"", b""])
     peer.send(encode(AskDrain(seq=1)))
-    assert [type(letter.request) for letter in receive(server)] == [AskDrain]
+    assert [type(incoming.request) for incoming in receive(server)] == [AskDrain]
     assert server.refused == 2
     assert peer.poll(5000)
     assert isinstance(decode_reply(peer.recv()), Refused)
@@ -78,19 +78,19 @@ def test_one_round_takes_no_more_than_its_share(server, peer):
 
 def test_answers_to_one_who_left_are_dropped(server, peer):
     peer.send(encode(AskStatus(seq=1)))
-    (letter,) = receive(server)
+    (incoming,) = receive(server)
     peer.close()
     for _ in range(2000):
-        server.send(letter.identity, Done(reply_to=1))
+        server.send(incoming.identity, Done(reply_to=1))
     server.send(b"nobody", Done(reply_to=1))
 
 
 def test_answers_to_one_who_does_not_read_do_not_block(server, peer):
     peer.send(encode(AskStatus(seq=1)))
-    (letter,) = receive(server)
+    (incoming,) = receive(server)
     began = time.monotonic()
     for _ in range(20000):
-        server.send(letter.identity, Done(reply_to=1))
+        server.send(incoming.identity, Done(reply_to=1))
     assert time.monotonic() - began < 5
 
 

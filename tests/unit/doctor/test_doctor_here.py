@@ -20,7 +20,7 @@ from ckptd.peers.keys import make_keys, write_keys
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Topology
 from tests.cluster import ROOT, Node, wait_for
-from tests.unit.daemon.test_door import Rank
+from tests.unit.daemon.test_rank_gateway import Rank
 from tests.unit.peers.test_daemon import ask_node
 
 DOCTOR = f"{sys.executable} -m ckptd doctor --json"

@@ -57,14 +57,16 @@ def ignore(_nbytes):
 
 def encode_one(nodes, index, cancel=None, scheme=Scheme.XOR):
     node = nodes.nodes[index]
-    encode(node.parities, KEY, nodes.piece(index, scheme), nodes.sources(node, cancel), ignore)
+    encode(node.parities, KEY, nodes.parity_chunk(index, scheme), nodes.sources(node, cancel), ignore)
 
 
 def rebuild_one(nodes, lost, at, cancel=None):
     node = nodes.nodes[at]
     place = Place(node.arena, KEY, nodes.columns[lost].seals[0])
-    piece = nodes.piece(at, Scheme.XOR)
-    return rebuild_segment(place, piece, nodes.homes([lost]), nodes.pieces([lost]), nodes.sources(node, cancel), ignore)
+    parity_chunk = nodes.parity_chunk(at, Scheme.XOR)
+    return rebuild_segment(
+        place, parity_chunk, nodes.homes([lost]), nodes.parity_chunks([lost]), nodes.sources(node, cancel), ignore
+    )
 
 
 def flip_slot(node, rank, at):
@@ -334,7 +336,7 @@ def test_pieces_are_found_again_and_what_is_not_whole_is_removed(nodes):
         encode_one(nodes, index)
     first, second = nodes.nodes[0], nodes.nodes[1]
     name = arena_paths.parity_name(SAVE, EPOCH)
-    assert Parities(first.arena).scan() == [(KEY, nodes.piece(0, Scheme.XOR))]
+    assert Parities(first.arena).scan() == [(KEY, nodes.parity_chunk(0, Scheme.XOR))]
     path = second.arena.slot_path(KEY, name)
     with open(path, "r+b") as file:
         file.seek(os.path.getsize(path) - 8192)
@@ -352,7 +354,7 @@ def test_two_files_are_kept_and_used_again(nodes):
     assert node.arena.used_nbytes == used
     encode_one(nodes, 0)
     assert node.arena.used_nbytes == used
-    assert Parities(node.arena).scan() == [(KEY, nodes.piece(0, Scheme.XOR))]
+    assert Parities(node.arena).scan() == [(KEY, nodes.parity_chunk(0, Scheme.XOR))]
 
 
 # --- processes
@@ -414,10 +416,10 @@ def in_arena(directory, index):
     arena = Arena(os.path.join(directory, f"n{index}"))
     arena.open()
     slots = [s for s in arena.scan() if s.seal.state is not SlotState.FREE]
-    pieces = Parities(arena).scan()
+    parity_chunks = Parities(arena).scan()
     files = [n for n in os.listdir(arena.job_path(KEY)) if n.endswith(arena_paths.PARITY_SUFFIX)]
     arena.close(remove=False)
-    return slots, pieces, files
+    return slots, parity_chunks, files
 
 
 @pytest.mark.parametrize("point", [name for name in failpoints.POINTS if name.startswith("encode.")])
@@ -427,9 +429,9 @@ def test_an_encode_cut_anywhere_leaves_a_whole_piece_or_none(directory, processe
     victim.tell("encode", others)
     assert not victim.done()
     assert victim.process.wait(30) == -signal.SIGKILL
-    _, pieces, files = in_arena(directory, 2)
+    _, parity_chunks, files = in_arena(directory, 2)
     whole = point == "encode.after-seal"
-    assert len(pieces) == len(files) == int(whole)
+    assert len(parity_chunks) == len(files) == int(whole)
 
 
 @pytest.mark.parametrize("point", [name for name in failpoints.POINTS if name.startswith("rebuild.")])
@@ -443,9 +445,9 @@ def test_a_rebuild_cut_anywhere_leaves_a_whole_slot_or_none(directory, processes
     victim.tell("rebuild", others, lost=0)
     assert not victim.done()
     assert victim.process.wait(30) == -signal.SIGKILL
-    slots, pieces, _ = in_arena(directory, 2)
+    slots, parity_chunks, _ = in_arena(directory, 2)
     assert sorted(slot.rank for slot in slots) == ([0, 2] if point == "rebuild.after-seal" else [2])
-    assert len(pieces) == 1
+    assert len(parity_chunks) == 1
 
 
 def test_a_stopped_peer_does_not_hang_an_encode(directory, nodes, processes):

@@ -44,24 +44,24 @@ def make_set(directory):
 
 def encode_all(nodes, scheme, epoch=EPOCH):
     for index, node in enumerate(nodes.nodes):
-        piece = nodes.piece(index, scheme, epoch)
+        parity_chunk = nodes.parity_chunk(index, scheme, epoch)
         pulled = []
-        encode(node.parities, KEY, piece, nodes.sources(node), pulled.append)
+        encode(node.parities, KEY, parity_chunk, nodes.sources(node), pulled.append)
         found = open_parity(node.arena, KEY, SAVE, epoch)
         assert found is not None
-        assert found.piece == piece
-        assert found.nbytes == code_of(piece).parity_nbytes
+        assert found.parity_chunk == parity_chunk
+        assert found.nbytes == code_of(parity_chunk).parity_nbytes
 
 
 def rebuild_all(nodes, scheme, lost, at):
     """Every segment of the lost members, made again on another node, which has lost nothing."""
-    piece = nodes.piece(next(i for i in range(len(nodes.nodes)) if i not in lost), scheme)
-    homes, pieces = dict(nodes.homes(lost)), nodes.pieces(lost)
+    parity_chunk = nodes.parity_chunk(next(i for i in range(len(nodes.nodes)) if i not in lost), scheme)
+    homes, parity_chunks = dict(nodes.homes(lost)), nodes.parity_chunks(lost)
     for member in lost:
         for seal in nodes.columns[member].seals:
             before = content(nodes.nodes[member].arena, seal.rank)
             fetched = rebuild_segment(
-                Place(at.arena, KEY, seal), piece, homes, pieces, nodes.sources(at), lambda _: None
+                Place(at.arena, KEY, seal), parity_chunk, homes, parity_chunks, nodes.sources(at), lambda _: None
             )
             assert at.arena.seal_of(KEY, fetched.slot) == seal
             assert content(at.arena, seal.rank) == before
@@ -103,8 +103,8 @@ def test_more_losses_are_refused_and_leave_nothing(make_set):
     before = at.arena.used_nbytes
     with pytest.raises(PeerError, match=r"2 of 4 parts of a group are lost, xor bears 1"):
         rebuild_segment(
-            Place(at.arena, KEY, seal), nodes.piece(3, Scheme.XOR), nodes.homes([0, 1]), nodes.pieces([0, 1]),
-            nodes.sources(at), lambda _: None,
+            Place(at.arena, KEY, seal), nodes.parity_chunk(3, Scheme.XOR), nodes.homes([0, 1]),
+            nodes.parity_chunks([0, 1]), nodes.sources(at), lambda _: None,
         )  # fmt: skip
     assert at.arena.used_nbytes == before
 
@@ -132,7 +132,7 @@ def test_segments_that_moved_serve_a_rebuild(make_set):
     seal = nodes.columns[1].seals[0]
     at = nodes.nodes[0]
     rebuild_segment(
-        Place(at.arena, KEY, seal), nodes.piece(0, Scheme.XOR), homes, nodes.pieces([1]), nodes.sources(at),
-        lambda _: None,
+        Place(at.arena, KEY, seal), nodes.parity_chunk(0, Scheme.XOR), homes, nodes.parity_chunks([1]),
+        nodes.sources(at), lambda _: None,
     )  # fmt: skip
     assert content(at.arena, 2) == content(nodes.nodes[1].arena, 2)

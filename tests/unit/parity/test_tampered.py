@@ -151,7 +151,7 @@ def test_with_a_key_forged_bytes_reach_no_parity_and_no_rebuild(make):
     nodes = make(ONE, collider())
     node = nodes.nodes[1]
     with pytest.raises(DamagedError, match="or are not from that node"):
-        encode(node.parities, KEY, nodes.piece(1, Scheme.XOR), nodes.sources(node), lambda _: None)
+        encode(node.parities, KEY, nodes.parity_chunk(1, Scheme.XOR), nodes.sources(node), lambda _: None)
 
 
 def once(act):
@@ -278,9 +278,14 @@ def test_what_is_asked_for_in_parts_is_proved_at_its_end(make):
     at = nodes.nodes[1]
     for node in nodes.nodes:
         index = nodes.nodes.index(node)
-        encode(node.parities, KEY, nodes.piece(index, Scheme.XOR), nodes.sources(node), lambda _: None)
+        encode(node.parities, KEY, nodes.parity_chunk(index, Scheme.XOR), nodes.sources(node), lambda _: None)
     place = Place(at.arena, KEY, nodes.columns[0].seals[0])
     rebuild_segment(
-        place, nodes.piece(1, Scheme.XOR), nodes.homes([0]), nodes.pieces([0]), nodes.sources(at), lambda _: None
+        place,
+        nodes.parity_chunk(1, Scheme.XOR),
+        nodes.homes([0]),
+        nodes.parity_chunks([0]),
+        nodes.sources(at),
+        lambda _: None,
     )
     assert content(at.arena, 0) == content(nodes.nodes[0].arena, 0)

@@ -21,10 +21,10 @@ from ckptd.arena.saved_topology import Kept, keep_topology, kept_topologies
 from ckptd.core import actions as act
 from ckptd.core.jobs import Catalogue
 from ckptd.core.policy import Policy
+from ckptd.daemon.action_executor import ActionExecutor
 from ckptd.daemon.background import Background
-from ckptd.daemon.effects import Effects
 from ckptd.daemon.loop import Daemon
-from ckptd.daemon.status_service import Sources, StatusDesk
+from ckptd.daemon.status_service import Sources, StatusService
 from ckptd.parity.encode import encode
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format import arena_paths, rank_file
@@ -122,7 +122,7 @@ def test_parity_that_belongs_to_nothing_here_goes_at_the_start(node):
     try:
         made.stage([[b"one" * 1000], [b"two" * 1000]])
         own = made.nodes[0]
-        encode(own.parities, KEY, made.piece(0, Scheme.XOR), made.sources(own), lambda _: None)
+        encode(own.parities, KEY, made.parity_chunk(0, Scheme.XOR), made.sources(own), lambda _: None)
         name = arena_paths.parity_name(SAVE, EPOCH)
         directory = os.path.join(node.arena, arena_paths.job_dir(KEY))
         os.makedirs(directory)
@@ -139,7 +139,7 @@ def test_parity_that_belongs_to_nothing_here_goes_at_the_start(node):
 def test_a_topology_that_cannot_be_kept_is_told():
     with tempfile.TemporaryDirectory(prefix="ckptd-test-", dir="/dev/shm") as directory:
         cleaning, told = Background(1, "clean"), []
-        effects = Effects(
+        effects = ActionExecutor(
             node="n1", arena=Arena(os.path.join(directory, "lock", "no")), known_stores=None, stores=None,
             digesting=None, allocating=None, cleaning=cleaning, deliver=None, store_timeout_s=1.0, bandwidth=0,
             note=lambda *words: told.append(words),
@@ -163,7 +163,7 @@ def test_a_topology_is_kept_in_its_turn_and_goes_with_the_job(tmp_path):
     arena, cleaning = Arena(directory), Background(1, "clean")
     arena.open()
     try:
-        effects = Effects(
+        effects = ActionExecutor(
             node="n1", arena=arena, known_stores=None, stores=None, digesting=None,
             allocating=None, cleaning=cleaning, deliver=None,
             store_timeout_s=1.0, bandwidth=0,
@@ -285,6 +285,6 @@ def test_what_cannot_be_done_for_peers_is_told_and_the_daemon_goes_on():
     daemon._plane, daemon._catalogue = Broken(), Catalogue("n1", Policy())
     daemon.actions = {act.MeetPeers: (lambda action: daemon._plane.meet(action.job, action.peers),)}
     sources = Sources("n1", None, daemon._catalogue, None, daemon._plane, refused=int, problems=list)
-    daemon._desk = StatusDesk(sources, None)
+    daemon._status_service = StatusService(sources, None)
     daemon._perform(act.MeetPeers(job=job, peers=()))
-    assert "Too many open files" in daemon._desk.errors[job][0]
+    assert "Too many open files" in daemon._status_service.errors[job][0]

@@ -19,37 +19,37 @@ class Side:
     def __init__(self, name, numbers):
         self.name = name
         self.numbers = numbers
-        self.life = 0
+        self.instance = 0
         self.sent = []  # per period: (life, [bodies])
         self.got = []  # per period: (life, fresh, [bodies])
         self.downs = 0
         self.restart()
 
     def restart(self):
-        self.life += 1
-        life = next(self.numbers)
-        self.link = Link(life=life, timeout_s=TIMEOUT_S, new_end=lambda: next(self.numbers))
+        self.instance += 1
+        instance = next(self.numbers)
+        self.link = Link(instance=instance, timeout_s=TIMEOUT_S, new_end=lambda: next(self.numbers))
         self.up = False
 
     def say(self, number):
-        body = f"{self.name}{self.life}.{number}".encode()
+        body = f"{self.name}{self.instance}.{number}".encode()
         if self.link.send(body):
             self.sent[-1][1].append(body)
 
     def hear(self):
-        for news in self.link.take_news():
-            match news:
+        for update in self.link.take_updates():
+            match update:
                 case Up():
                     self.up = True
-                    self.sent.append((self.life, []))
-                    self.got.append((self.life, news.fresh, []))
+                    self.sent.append((self.instance, []))
+                    self.got.append((self.instance, update.fresh, []))
                 case Down():
                     assert self.up
                     self.up = False
                     self.downs += 1
                 case Got():
                     assert self.up
-                    self.got[-1][2].append(news.body)
+                    self.got[-1][2].append(update.body)
 
 
 class World:
@@ -221,7 +221,7 @@ def test_a_full_queue_is_given_up_not_grown(monkeypatch):
     assert all(link.send(b"x") for _ in range(10))
     assert not link.send(b"x")
     assert (link.up, link.queued) == (False, 0)
-    assert [type(news) for news in link.take_news()] == [Down]
+    assert [type(update) for update in link.take_updates()] == [Down]
     world.sides[0].up = False
     world.calm(1)
     assert [len(side.got) for side in world.sides] == [2, 2]

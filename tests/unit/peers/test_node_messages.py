@@ -134,7 +134,7 @@ LOCAL = [
     ev.PeerDown(job=JOB, node="n2"),
     ev.SlotReady(job=JOB, rank=1, slot="r00001-000001.slot", capacity=1),
     ev.JobReleased(job=JOB, node="n1"),
-    ev.Report(job=JOB, node="n1", event=ev.Visited(job=JOB, session="s")),
+    ev.Report(job=JOB, node="n1", event=ev.FormerNodeReported(job=JOB, session="s")),
 ]
 
 

@@ -123,7 +123,7 @@ def test_a_message_of_a_job_that_is_not_shared_is_dropped_and_counted(pair, nest
     wrong = staged("a", 5, OTHER)
     if nested:
         wrong = ev.Report(job=JOB, node="a", event=ev.DrainMoved(job=OTHER, save=SaveId(1, 1, 1, RUN), nbytes_done=1))
-    pair.planes["a"]._say(b, packets.Word(node_messages.encode(wrong)))
+    pair.planes["a"]._say(b, packets.Message(node_messages.encode(wrong)))
     pair.planes["a"]._flush(b)
     pair.until(lambda: pair.planes["b"].refused["job"] == 1)
     assert pair.of("b", ev.NodeMessage) == []
@@ -140,14 +140,14 @@ def test_a_message_in_anothers_name_is_dropped_and_counted(pair):
 def test_what_no_daemon_said_is_dropped_and_counted(pair):
     b = pair.planes["a"]._jobs[JOB]["b"]
     b.link.send(b"\xc1")
-    b.link.send(packets.encode_body(packets.Word(b"\x92\xa3Foo\x80")))
+    b.link.send(packets.encode_body(packets.Message(b"\x92\xa3Foo\x80")))
     pair.planes["a"]._flush(b)
     pair.until(lambda: pair.planes["b"].refused["malformed"] == 2)
     exchange(pair)
     assert pair.planes["b"].problems() == []
 
 
-@pytest.mark.parametrize("body", [packets.encode_body(packets.Word(b"\x81\xa4type\xa3foo")), b"\x92\xa3foo\x01"])
+@pytest.mark.parametrize("body", [packets.encode_body(packets.Message(b"\x81\xa4type\xa3foo")), b"\x92\xa3foo\x01"])
 def test_a_message_that_only_another_release_knows_is_refused_and_told(pair, body):
     """With both sides: while the link is up, until the other daemon is another process."""
     remote = pair.planes["a"]._jobs[JOB]["b"]
@@ -359,7 +359,7 @@ def dealer():
 
 
 def hello(sender="a", receiver="b", **changes):
-    link = Link(life=7, timeout_s=1.0, new_end=lambda: 8)
+    link = Link(instance=7, timeout_s=1.0, new_end=lambda: 8)
     envelope = packets.Envelope(packets.VERSION, sender, receiver, "", link.step(0.0)[0], "9.9")
     return packets.encode_envelope(msgspec.structs.replace(envelope, **changes))
 

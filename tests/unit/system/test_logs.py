@@ -14,7 +14,7 @@ from ckptd.shared.base.log_line import line
 from ckptd.shared.protocol import messages as m
 from ckptd.system.logs import LineFormatter, is_journal
 from tests.cluster import Node, wait_for
-from tests.unit.daemon.test_door import Rank, slot_nbytes
+from tests.unit.daemon.test_rank_gateway import Rank, slot_nbytes
 
 VALUE = r'(?:"(?:[^"\\]|\\.)*"|[^\s"=\\]+)'
 FACTS_RE = re.compile(rf" ([a-z_]+)=({VALUE})")

@@ -82,7 +82,7 @@ class TrainerRun:
     def settle(self) -> None:
         """Blocks until the newest save is durable, each other one is or cannot be, and what is done aside is done.
 
-        Raises nothing: what will not be durable, or may not be, is told in the log.
+        Raises nothing: logs what will not be durable, or may not be.
         """
         self.aside.join()
         if not self._staged:

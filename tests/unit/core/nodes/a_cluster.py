@@ -16,7 +16,7 @@ from ckptd.shared.format.replica_shares import Share
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.messages import LoadFrom, Progress, Refused, Tier
-from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.protocol.topology import Peer, Topology
 from tests.runs import RUN, STORE_ID
 from tests.seals import a_seal, shares_of
@@ -56,7 +56,7 @@ class ANode:
     def __init__(self, cluster: "ACluster", name: str, arena: str) -> None:
         self.cluster, self.name, self.arena = cluster, name, arena
         self.slots: dict[str, FakeSlot] = {}
-        self.pieces: dict[tuple[SaveId, int], Piece] = {}
+        self.chunks: dict[tuple[SaveId, int], ParityChunk] = {}
         self.kept: tuple[Topology, int] | None = None
         self.number = 0  # kept
         self.met: set[str] = set()
@@ -97,8 +97,8 @@ class ANode:
                     save=slot.save, nbytes=10 if slot.save else 0, seal=seal, shares=shares,
                 ),
             )  # fmt: skip
-        for piece in self.pieces.values():
-            self.cluster.say(self, ev.PieceAdopted(job=KEY, piece=piece))
+        for chunk in self.chunks.values():
+            self.cluster.say(self, ev.ChunkAdopted(job=KEY, chunk=chunk))
         for rank, home in enumerate(self.cluster.homes):
             if home == self.name and self.cluster.alive:
                 session = self.cluster.sid
@@ -354,8 +354,8 @@ class ACluster:
             match action:
                 case act.Drain(save=save):
                     self._end(node, ev.Drained(job=KEY, save=save, problem="broken off"))
-                case act.Encode(piece=piece):
-                    self._end(node, ev.Encoded(job=KEY, save=piece.save, epoch=piece.epoch, problem="broken off"))
+                case act.Encode(chunk=chunk):
+                    self._end(node, ev.Encoded(job=KEY, save=chunk.save, epoch=chunk.epoch, problem="broken off"))
         self.settle()
 
     def _end(self, node: ANode, event: ev.Event) -> None:
@@ -438,7 +438,7 @@ class ACluster:
                 node.drained[save] = slots
                 self.say(node, ev.Drained(job=KEY, save=save))
             case act.DrainParity(save=save, epoch=epoch):
-                there = (save, epoch) in node.pieces
+                there = (save, epoch) in node.chunks
                 record = ParityRecord("0" * 16 + "-00.parity", 4096, 1, bytes(16)) if there else None
                 problem = "" if there else "it is not in the arena any more"
                 self.say(node, ev.ParityDrained(job=KEY, save=save, parity=record, problem=problem))
@@ -456,13 +456,13 @@ class ACluster:
                     self.say(node, ev.CommitEnded(job=KEY, save=save, nbytes=10 * world))
                 else:
                     self.say(node, ev.CommitEnded(job=KEY, save=save, problem=f"votes cover {ranks} of {world}"))
-            case act.Encode(piece=piece):
-                problem = "it fails" if node.name in self.failing else self._unencodable(piece)
+            case act.Encode(chunk=chunk):
+                problem = "it fails" if node.name in self.failing else self._unencodable(chunk)
                 if not problem:
-                    node.pieces[piece.save, piece.epoch] = piece
-                self.say(node, ev.Encoded(job=KEY, save=piece.save, epoch=piece.epoch, problem=problem))
-            case act.DropPiece(save=save, epoch=epoch):
-                node.pieces.pop((save, epoch), None)
+                    node.chunks[chunk.save, chunk.epoch] = chunk
+                self.say(node, ev.Encoded(job=KEY, save=chunk.save, epoch=chunk.epoch, problem=problem))
+            case act.DropChunk(save=save, epoch=epoch):
+                node.chunks.pop((save, epoch), None)
             case act.FetchSegment():
                 self._fetch(node, action)
 
@@ -477,10 +477,10 @@ class ACluster:
         node = self.nodes.get(name)
         return node is not None and any((s.save, s.rank, s.digested) == (save, rank, True) for s in node.slots.values())
 
-    def _unencodable(self, piece: Piece) -> str:
-        for column in piece.columns:
+    def _unencodable(self, chunk: ParityChunk) -> str:
+        for column in chunk.columns:
             for seal in column.seals:
-                if not self.has(column.node, piece.save, seal.rank):
+                if not self.has(column.node, chunk.save, seal.rank):
                     return f"{column.node} has no segment of rank {seal.rank}"
         return ""
 
@@ -489,17 +489,17 @@ class ACluster:
         if action.tier is Tier.PEER:
             problem = "" if self.has(action.holder, action.save, action.rank) else "gone"
         else:
-            assert action.piece is not None
+            assert action.chunk is not None
             missing = {
                 i
-                for i, column in enumerate(action.piece.columns)
+                for i, column in enumerate(action.chunk.columns)
                 for seal in column.seals
                 if not self.has(dict(action.homes).get(seal.rank, "?"), action.save, seal.rank)
             }
-            key = (action.piece.save, action.piece.epoch)
-            there = {i for i, name in action.pieces if name in self.nodes and key in self.nodes[name].pieces}
-            lost = missing | (set(range(len(action.piece.columns))) - there)
-            problem = "" if len(lost) <= action.piece.scheme.losses else f"members {lost} are lost"
+            key = (action.chunk.save, action.chunk.epoch)
+            there = {i for i, name in action.chunks if name in self.nodes and key in self.nodes[name].chunks}
+            lost = missing | (set(range(len(action.chunk.columns))) - there)
+            problem = "" if len(lost) <= action.chunk.scheme.losses else f"members {lost} are lost"
         if problem:
             self.say(
                 node,
@@ -541,7 +541,7 @@ def close(cluster: ACluster) -> None:
 def nothing_is_left(cluster: ACluster) -> None:
     for node in cluster.nodes.values():
         assert not node.slots
-        assert not node.pieces
+        assert not node.chunks
         assert not node.catalogue.jobs
 
 

@@ -74,7 +74,7 @@ def test_a_member_that_is_lost_ends_the_wait():
 def test_a_copy_that_fails_costs_the_parity_and_no_more():
     cluster = a_job(act.DrainParity)
     assert voters(cluster) == []
-    del cluster.nodes["a"].pieces[ONE, 1]
+    del cluster.nodes["a"].chunks[ONE, 1]
     cluster.release()
     assert cluster.store.parity == {ONE: set("bcd")}
     assert cluster.store.committed == {ONE: 4}
@@ -83,12 +83,12 @@ def test_a_copy_that_fails_costs_the_parity_and_no_more():
 def test_what_is_copied_stays_though_newer_is_protected_and_goes_when_it_is_copied():
     cluster = a_job(act.DrainParity)
     cluster.stage(TWO)
-    assert all((TWO, 1) in node.pieces for node in cluster.nodes.values())
-    assert all((ONE, 1) in node.pieces for node in cluster.nodes.values())
+    assert all((TWO, 1) in node.chunks for node in cluster.nodes.values())
+    assert all((ONE, 1) in node.chunks for node in cluster.nodes.values())
     cluster.release()
     assert cluster.store.parity[ONE] == set("abcd")
     cluster.tick(1)
-    assert all((ONE, 1) not in node.pieces for node in cluster.nodes.values())
+    assert all((ONE, 1) not in node.chunks for node in cluster.nodes.values())
     assert cluster.store.parity[TWO] == set("abcd")
     assert all(not node.catalogue.jobs[KEY].node.slots.holding(ONE) for node in cluster.nodes.values())
 

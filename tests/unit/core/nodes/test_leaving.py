@@ -84,7 +84,7 @@ def test_a_node_that_the_job_left_keeps_its_piece_while_nothing_newer_is_protect
     newer = SaveId(answers[0].incarnation, 1, 20, RUN)
     cluster.stage(newer)
     assert newer in cluster.store.committed
-    assert (ONE, 1) in cluster.nodes["d"].pieces
+    assert (ONE, 1) in cluster.nodes["d"].chunks
 
 
 def test_what_arrives_for_a_job_that_is_gone_is_given_back():
@@ -95,7 +95,7 @@ def test_what_arrives_for_a_job_that_is_gone_is_given_back():
     )
     catalogue = cluster.nodes["a"].catalogue
     assert act.UnlinkSlot(job=KEY, slot="r00000-000001.slot") in catalogue.handle(fetched, 0.0)
-    assert act.DropPiece(job=KEY, save=ONE, epoch=1) in catalogue.handle(ev.Encoded(job=KEY, save=ONE, epoch=1), 0.0)
+    assert act.DropChunk(job=KEY, save=ONE, epoch=1) in catalogue.handle(ev.Encoded(job=KEY, save=ONE, epoch=1), 0.0)
     assert not catalogue.jobs
 
 
@@ -111,7 +111,7 @@ def test_a_node_that_the_job_leaves_is_empty_once_a_newer_checkpoint_is_protecte
     cluster.stage(newer)
     assert "protected" in cluster.milestones(0, newer)
     assert not cluster.nodes["d"].slots
-    assert not cluster.nodes["d"].pieces
+    assert not cluster.nodes["d"].chunks
     assert not cluster.nodes["d"].catalogue.jobs
 
 
@@ -139,7 +139,7 @@ def test_a_node_that_no_coordinator_speaks_to_gives_its_memory_back_after_a_whil
     assert cluster.nodes["d"].slots
     cluster.tick(1)
     assert not cluster.nodes["d"].slots
-    assert not cluster.nodes["d"].pieces
+    assert not cluster.nodes["d"].chunks
     assert not cluster.nodes["d"].catalogue.jobs
 
 
@@ -170,7 +170,7 @@ def test_what_was_fetched_to_a_new_arena_does_not_make_it_look_old():
     cluster.load()
     cluster.end_ranks()
     cluster.connect("dabc")
-    assert all((ONE, 1) in cluster.nodes[name].pieces for name in "abc")
+    assert all((ONE, 1) in cluster.nodes[name].chunks for name in "abc")
 
 
 def test_a_silent_node_of_a_job_that_closes_may_have_what_is_newer():
@@ -200,5 +200,5 @@ def test_ranks_of_a_lost_node_keep_no_memory(closes):
     cluster.settle()
     for _ in range(60):
         cluster.tick(HOUR)
-    assert not any(node.slots or node.pieces for node in cluster.nodes.values())
+    assert not any(node.slots or node.chunks for node in cluster.nodes.values())
     assert all(node.catalogue.empty for node in cluster.nodes.values())

@@ -99,8 +99,8 @@ def test_a_number_of_the_store_is_taken_anew_when_a_larger_one_has_become_known(
     cluster.held = {act.TakeIncarnation}
     cluster.connect("a", expect=False)
     coordinator = cluster.nodes["a"].job.coordinator
-    knocked = ev.Knocked(job=KEY, session=cluster.sid, incarnation=CLOCK)
-    cluster.say(cluster.nodes["a"], ev.Report(job=KEY, node="b", event=knocked))
+    join_requested = ev.JoinRequested(job=KEY, session=cluster.sid, incarnation=CLOCK)
+    cluster.say(cluster.nodes["a"], ev.Report(job=KEY, node="b", event=join_requested))
     cluster.settle()
     cluster.release()
     assert number(cluster) > CLOCK

@@ -29,7 +29,7 @@ def test_a_save_is_staged_then_protected_then_durable_on_all_ranks():
         assert told[0] == "staged"
         assert sorted(told) == ["durable", "durable", "protected", "staged"]  # durable: the milestone and the end
     assert cluster.store.committed == {ONE: 8}
-    assert {name: sorted(node.pieces) for name, node in cluster.nodes.items()} == {name: [(ONE, 1)] for name in "abcd"}
+    assert {name: sorted(node.chunks) for name, node in cluster.nodes.items()} == {name: [(ONE, 1)] for name in "abcd"}
 
 
 @pytest.mark.parametrize("lost", "abcd")
@@ -45,8 +45,8 @@ def test_a_lost_node_is_rebuilt_on_the_one_that_replaces_it(lost):
     assert [a.save for a in answers] == [ONE] * 4
     rank = "abcd".index(lost)
     assert cluster.tiers == {r: Tier.REBUILT if r == rank else Tier.ARENA for r in range(4)}
-    assert {len(node.pieces) for node in cluster.nodes.values()} == {1}, "the sets are encoded anew"
-    assert {key[1] for node in cluster.nodes.values() for key in node.pieces} == {2}
+    assert {len(node.chunks) for node in cluster.nodes.values()} == {1}, "the sets are encoded anew"
+    assert {key[1] for node in cluster.nodes.values() for key in node.chunks} == {2}
 
 
 def test_ranks_in_another_order_read_from_peers():
@@ -86,7 +86,7 @@ def test_the_newest_protected_stays_until_a_newer_one_is_protected():
     cluster.release()
     for node in cluster.nodes.values():
         assert {s.save for s in node.slots.values()} == {TWO, None}
-        assert [key[0] for key in node.pieces] == [TWO]
+        assert [key[0] for key in node.chunks] == [TWO]
 
 
 def test_a_smaller_world_gets_all_segments_at_each_of_its_nodes():
@@ -197,7 +197,7 @@ def test_without_a_scheme_nothing_is_encoded():
     cluster.connect("abcd")
     cluster.stage(ONE)
     assert set(cluster.milestones(0, ONE)) == {"staged", "durable"}
-    assert not any(node.pieces for node in cluster.nodes.values())
+    assert not any(node.chunks for node in cluster.nodes.values())
 
 
 def test_ranks_of_an_old_session_keep_a_new_one_out_wherever_they_live():
@@ -277,7 +277,7 @@ def test_a_lost_segment_is_rebuilt_on_a_node_whose_own_parity_is_of_another_set(
     cluster.connect("abcd")
     cluster.held = {act.Drain}
     cluster.stage(ONE)
-    sets = {node.pieces[ONE, 1].columns for node in cluster.nodes.values()}
+    sets = {node.chunks[ONE, 1].columns for node in cluster.nodes.values()}
     (pair,) = [{column.node for column in columns} for columns in sets if "b" not in {c.node for c in columns}]
     assert len(sets) == 2
     cluster.end_ranks()

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.node.parity import Protection
-from ckptd.core.node.retained import Keeps
+from ckptd.core.node.slot_retention import SlotRetention
 from ckptd.core.node.standing import Standing
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.schemes import Scheme
@@ -164,7 +164,7 @@ def test_what_was_ordered_to_be_encoded_before_it_was_known_to_be_lost_holds_no_
     protection.moved(ev.TopologyKept(job=KEY, topology=topology, epoch=1, since=1))
     protection.order(ev.EncodeOrdered(job=KEY, node="a", save=TWO, epoch=1))
     assert protection.wanted == {TWO}
-    protection.outlived(ev.Outlived(job=KEY, node="a", pieces=(), saves=(TWO,), newest=ONE))
+    protection.obsolete(ev.SavesObsolete(job=KEY, node="a", chunks=(), saves=(TWO,), newest=ONE))
     assert protection.wanted == set()
 
 
@@ -182,7 +182,7 @@ def test_a_node_that_restarts_with_its_parity_sealed_offers_its_column_to_who_st
         cluster.nodes[name].restart()
         cluster.return_ranks(name)
     cluster.tick(120)
-    assert (ONE, 1) in cluster.nodes["c"].pieces
+    assert (ONE, 1) in cluster.nodes["c"].chunks
 
 
 # --- nodes that are lost, or out of reach
@@ -227,37 +227,37 @@ def test_members_that_do_not_reach_each_other_are_told_at_once():
         cluster.say(cluster.nodes[one], ev.PeerDown(job=KEY, node=other))
     cluster.settle()
     cluster.stage(ONE)
-    problems = cluster.nodes["a"].job.coordinator.encodes.problems
+    problems = cluster.nodes["a"].job.coordinator.parity.problems
     assert problems == {"b": "node c does not answer", "c": "node b does not answer"}
 
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_what_the_job_went_on_from_leaves_a_slot_where_a_newer_save_and_the_store_have_its_place(durable):
-    keeps = Keeps(Standing(KEY, 2))
-    keeps.staged(ev.SaveStaged(job=KEY, node="a", save=TWO))
-    keeps.loaded(ev.LoadOrdered(job=KEY, node="a", incarnation=2, save=ONE, agreed=True))
+    slot_retention = SlotRetention(Standing(KEY, 2))
+    slot_retention.staged(ev.SaveStaged(job=KEY, node="a", save=TWO))
+    slot_retention.loaded(ev.LoadOrdered(job=KEY, node="a", incarnation=2, save=ONE, agreed=True))
     if durable:
-        keeps.ended(ev.SaveEnded(job=KEY, node="a", save=ONE, end=End.DURABLE))
-    assert keeps.wanted == ({TWO} if durable else {ONE, TWO})
+        slot_retention.ended(ev.SaveEnded(job=KEY, node="a", save=ONE, end=End.DURABLE))
+    assert slot_retention.wanted == ({TWO} if durable else {ONE, TWO})
 
 
 def test_what_is_kept_was_staged_though_that_word_was_lost():
-    keeps = Keeps(Standing(KEY, 2))
-    keeps.pending.add(TWO)
-    keeps.ended(ev.SaveEnded(job=KEY, node="a", save=TWO, end=End.KEPT, reason="not due for a drain"))
-    assert keeps.wanted == {TWO}
+    slot_retention = SlotRetention(Standing(KEY, 2))
+    slot_retention.pending.add(TWO)
+    slot_retention.ended(ev.SaveEnded(job=KEY, node="a", save=TWO, end=End.KEPT, reason="not due for a drain"))
+    assert slot_retention.wanted == {TWO}
 
 
 def test_what_an_older_life_staged_and_too_much_is_lost_of_holds_no_slot():
     standing = Standing(KEY, 1)
-    keeps = Keeps(standing)
-    keeps.staged(ev.SaveStaged(job=KEY, node="a", save=TWO))
+    slot_retention = SlotRetention(standing)
+    slot_retention.staged(ev.SaveStaged(job=KEY, node="a", save=TWO))
     order = ev.SaveEnded(job=KEY, node="a", save=TWO, end=End.ABANDONED, reason="incarnation 2 began")
-    keeps.ended(order)
-    assert keeps.wanted == {TWO}, "a node may still be silent"
+    slot_retention.ended(order)
+    assert slot_retention.wanted == {TWO}, "a node may still be silent"
     standing.incarnation = 2
-    keeps.ended(order)
-    assert keeps.wanted == set()
+    slot_retention.ended(order)
+    assert slot_retention.wanted == set()
 
 
 # --- encodes, drains and commits over a restart
@@ -272,7 +272,7 @@ def test_a_restarted_daemon_goes_on_with_the_encode(restarted):
     cluster.waiting = [(n, a) for n, a in cluster.waiting if n.name != restarted]
     cluster.nodes[restarted].restart()
     cluster.release()
-    assert all(ONE in {key[0] for key in node.pieces} for node in cluster.nodes.values())
+    assert all(ONE in {key[0] for key in node.chunks} for node in cluster.nodes.values())
     rank = 1
     assert "protected" in cluster.milestones(rank, ONE)
 
@@ -341,7 +341,7 @@ def test_a_restarted_node_learns_what_became_of_its_saves():
     cluster.stage(TWO)
     assert cluster.store.committed.keys() == {ONE, TWO}
     assert {s.save for s in cluster.nodes["c"].slots.values()} == {TWO, None}
-    assert [key[0] for key in cluster.nodes["c"].pieces] == [TWO]
+    assert [key[0] for key in cluster.nodes["c"].chunks] == [TWO]
 
 
 def test_parity_that_was_half_made_before_all_daemons_restarted_holds_no_slot_for_ever():

@@ -1,13 +1,13 @@
 """Who has said what it has: asking again ends no doubt about those that are silent."""
 
-from ckptd.core.coordinator.inventory_barrier import RollCall
+from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
 from ckptd.core.policy import Policy
 
 ALL = {"a", "b", "c"}
 
 
-def a_call() -> RollCall:
-    call = RollCall(Policy())
+def a_call() -> InventoryBarrier:
+    call = InventoryBarrier(Policy())
     call.begin(ALL, ALL, "s", 0.0)
     call.spoke("a", "s", ())
     call.spoke("b", "s", ())
@@ -17,7 +17,7 @@ def a_call() -> RollCall:
 
 def test_who_was_silent_before_all_are_asked_again_is_doubted_still():
     call = a_call()
-    call.begin(ALL, ALL, "s", 1.0, anew=True)
+    call.begin(ALL, ALL, "s", 1.0, repeat=True)
     call.spoke("a", "s", ())
     call.spoke("b", "s", ())
     assert not call.settle()
@@ -28,7 +28,7 @@ def test_who_was_silent_before_all_are_asked_again_is_doubted_still():
 def test_a_silent_node_outside_of_the_session_is_doubted_when_all_are_asked_again():
     call = a_call()
     call.spoke("c", "s", ("d",))
-    call.begin(ALL, ALL, "s", 1.0, anew=True)
+    call.begin(ALL, ALL, "s", 1.0, repeat=True)
     for node in sorted(ALL):
         call.spoke(node, "s", ())
     assert not call.settle()
@@ -40,7 +40,7 @@ def test_a_silent_node_outside_of_the_session_is_doubted_when_all_are_asked_agai
 def test_loads_wait_only_for_those_that_can_answer_when_all_are_asked_again():
     call = a_call()
     call.went("c")
-    call.begin(ALL, ALL, "s", 1.0, anew=True)
+    call.begin(ALL, ALL, "s", 1.0, repeat=True)
     assert not call.complete
     call.spoke("a", "s", ())
     call.spoke("b", "s", ())
@@ -51,7 +51,7 @@ def test_who_spoke_and_is_not_asked_again_is_not_doubted():
     call = a_call()
     call.spoke("c", "s", ("d",))
     call.spoke("d", "s", ())
-    call.begin(ALL, ALL, "s", 1.0, anew=True)
+    call.begin(ALL, ALL, "s", 1.0, repeat=True)
     for node in sorted(ALL):
         call.spoke(node, "s", ("d",))
     assert call.settle()

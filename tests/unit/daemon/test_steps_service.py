@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from ckptd.core import actions as act
-from ckptd.daemon.rank_socket import Letter
-from ckptd.daemon.steps_service import PATIENCE_S, StepsDesk
+from ckptd.daemon.rank_socket import Incoming
+from ckptd.daemon.steps_service import PATIENCE_S, StepsService
 from ckptd.peers.packets import MAX_CHECKPOINTS, StepsAsked, StepsKnown, decode_body, encode_body
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol.messages import AskSteps, Refused, Steps
@@ -29,16 +29,16 @@ class Asking:
     def __init__(self, job, plane):
         self.answers = []
         self.job = job
-        self.desk = StepsDesk("node", job.catalogue, plane, lambda _identity, reply: self.answers.append(reply))
+        self.service = StepsService("node", job.catalogue, plane, lambda _identity, reply: self.answers.append(reply))
 
     def ask(self, seq=1):
-        self.desk.asked(Letter(b"rank", AskSteps(seq=seq)), KEY, self.job.now)
+        self.service.asked(Incoming(b"rank", AskSteps(seq=seq)), KEY, self.job.now)
         return self
 
     def after(self, seconds):
         self.job.now += seconds
-        self.desk.tick(self.job.now)
-        due = self.desk.next_deadline()
+        self.service.tick(self.job.now)
+        due = self.service.next_deadline()
         assert due is None or due > self.job.now, "the loop would spin"
         return self.answers
 
@@ -91,9 +91,9 @@ def test_what_lies_in_memory_is_named_though_the_store_is_silent(plane):
 
 def test_an_answer_of_another_node_than_the_one_that_was_asked_is_none(plane):
     asking = Asking(entered(), plane).ask()
-    asking.desk.hear("stranger", StepsKnown(1), 0.0)
-    ((_, number),) = asking.desk._open
-    asking.desk.hear("stranger", StepsKnown(number), 0.0)
+    asking.service.hear("stranger", StepsKnown(1), 0.0)
+    ((_, number),) = asking.service._open
+    asking.service.hear("stranger", StepsKnown(number), 0.0)
     assert asking.after(1.0) == []
 
 

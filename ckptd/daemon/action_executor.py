@@ -51,7 +51,7 @@ _HOPELESS = frozenset({"ENOENT", "ENOTDIR", "EACCES", "EPERM", "EROFS", "ELOOP",
 Deliver = Callable[[ev.Event], None]
 
 
-class Effects:
+class ActionExecutor:
     """Everything but talking to ranks. ``deliver`` is called with each outcome, in the main thread."""
 
     def __init__(  # noqa: PLR0913 - the daemon's parts, by name
@@ -87,7 +87,7 @@ class Effects:
         self.table = self._table()
 
     def hear(self, action: act.ToRank) -> None:
-        """What a rank is told may be what something here waits for."""
+        """Sends to a rank; something here may wait for the same message."""
         self.publishing.hear(action.job, action.message)
 
     def perform(self, action: act.Action) -> None:

@@ -25,7 +25,7 @@ from ckptd.shared.protocol.messages import Tier
 
 log = logging.getLogger("ckptd")
 Deliver = Callable[[ev.Event], None]
-Key = tuple[JobKey, SaveId, int]  # of a piece
+Key = tuple[JobKey, SaveId, int]  # of a chunk
 
 
 class Peers(Protocol):
@@ -35,7 +35,7 @@ class Peers(Protocol):
         """Host, port, link and secret of the bulk server of the job's node; None while there is no link."""
 
 
-class ProtectEffects:
+class ParityExecutor:
     """Each runs in a thread of ``encoding`` or ``fetching``; ``deliver`` is called in the main thread.
 
     A parity file is given back in ``cleaning`` (it may unlink), after an encode of it that runs has ended.
@@ -70,7 +70,7 @@ class ProtectEffects:
         self.table: dict[type[act.Action], Callable[[Any], None]] = {
             act.Encode: self._encode,
             act.StopEncode: lambda a: self._stop((a.job, a.save, a.epoch)),
-            act.DropPiece: lambda a: self._drop((a.job, a.save, a.epoch)),
+            act.DropChunk: lambda a: self._drop((a.job, a.save, a.epoch)),
             act.FetchSegment: self._fetch,
         }
 
@@ -98,8 +98,8 @@ class ProtectEffects:
     # --- encodes
 
     def _encode(self, action: act.Encode) -> None:
-        job, piece = action.job, action.piece
-        key = job, piece.save, piece.epoch
+        job, chunk = action.job, action.chunk
+        key = job, chunk.save, chunk.epoch
         if key in self._encodes or key in self._dropping:
             if key in self._dropping or self._encodes[key].cancelled:
                 self._again[key] = action
@@ -113,10 +113,10 @@ class ProtectEffects:
             elif key in self._again:
                 self._encode(self._again.pop(key))
             elif not cancel.cancelled:
-                problem = "" if outcome is None else _told("encode", piece.save, outcome)
-                self._deliver(ev.Encoded(job=job, save=piece.save, epoch=piece.epoch, problem=problem))
+                problem = "" if outcome is None else _told("encode", chunk.save, outcome)
+                self._deliver(ev.Encoded(job=job, save=chunk.save, epoch=chunk.epoch, problem=problem))
 
-        self._encoding.run(lambda: encode(self.parities, job, piece, self._sources(job, cancel), _ignore), done)
+        self._encoding.run(lambda: encode(self.parities, job, chunk, self._sources(job, cancel), _ignore), done)
 
     def _stop(self, key: Key) -> None:
         self._again.pop(key, None)
@@ -164,15 +164,15 @@ class ProtectEffects:
         place, sources = Place(self._arena, action.job, seal), self._sources(action.job, cancel)
         if action.tier is Tier.PEER:
             return copy_segment(place, action.holder, sources, _ignore)
-        if action.piece is None:
+        if action.chunk is None:
             raise PeerError(f"no parity of {action.save} is known")
-        return rebuild_segment(place, action.piece, dict(action.homes), dict(action.pieces), sources, _ignore)
+        return rebuild_segment(place, action.chunk, dict(action.homes), dict(action.chunks), sources, _ignore)
 
 
 def _seal_of(action: act.FetchSegment) -> Seal | None:
-    if action.seal is not None or action.piece is None:
+    if action.seal is not None or action.chunk is None:
         return action.seal
-    seals = (seal for column in action.piece.columns for seal in column.seals)
+    seals = (seal for column in action.chunk.columns for seal in column.seals)
     return next((seal for seal in seals if seal.rank == action.rank), None)
 
 

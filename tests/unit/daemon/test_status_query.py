@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from ckptd.daemon import status_query
-from ckptd.daemon.status_query import Answer, Survey, decode_answer, encode_answer, joined
-from ckptd.peers.packets import Ask, Told
+from ckptd.daemon.status_query import Answer, StatusQuery, decode_answer, encode_answer, joined
+from ckptd.peers.packets import Answered, Ask
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import JobKey
 from tests.unit import a_status
@@ -16,7 +16,7 @@ NODES = ("node00", "node01", "node02")
 
 
 def asked(now=100.0):
-    return Survey({KEY: NODES[1:]}, now)
+    return StatusQuery({KEY: NODES[1:]}, now)
 
 
 def answer(number, **changes):
@@ -44,7 +44,7 @@ def test_it_is_over_when_nobody_answers_any_more_and_a_crowd_is_heard_out():
     one.told(KEY, "node01", answer(1), 100.0 + status_query.PATIENCE_S - 0.01)
     assert not one.over(100.0 + status_query.PATIENCE_S)
     assert one.over(one.deadline)
-    late = Survey({KEY: [f"n{number}" for number in range(1000)]}, 0.0)
+    late = StatusQuery({KEY: [f"n{number}" for number in range(1000)]}, 0.0)
     for number in range(1000):
         late.told(KEY, f"n{number}", answer(1), number * 0.1)
     assert late.deadline <= 3.0, "however many there are"
@@ -107,11 +107,11 @@ def test_questions_and_answers_travel_between_planes(tmp_path):
         mail = []
         world.until(lambda: mail.extend(two.take_mail()) or mail)
         assert mail == [("a", Ask(7, JOB))]
-        assert not two.write(JOB, "a", Told(7, b"x" * (9 << 20))), "too large for a packet"
-        assert two.write(JOB, "a", Told(7, b"answer"))
+        assert not two.write(JOB, "a", Answered(7, b"x" * (9 << 20))), "too large for a packet"
+        assert two.write(JOB, "a", Answered(7, b"answer"))
         back = []
         world.until(lambda: back.extend(one.take_mail()) or back)
-        assert back == [("b", Told(7, b"answer"))]
+        assert back == [("b", Answered(7, b"answer"))]
         assert one.write(JOB, "b", Ask(8, OTHER))
         world.until(lambda: two.refused["job"] == 1)
         assert two.take_mail() == [], "a question about a job that they do not share"

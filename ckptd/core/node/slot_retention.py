@@ -9,7 +9,7 @@ from ckptd.shared.base.ids import Run, SaveId
 from ckptd.shared.protocol.messages import End
 
 
-class Keeps:
+class SlotRetention:
     """What is kept for protection, drains and loads is known elsewhere."""
 
     def __init__(self, standing: Standing) -> None:
@@ -31,7 +31,7 @@ class Keeps:
 
     @property
     def _resumed_is_spare(self) -> bool:
-        """Whether what the job went on from lies on the store, and an older life staged something newer.
+        """Whether what the job went on from lies on the store, and an older incarnation staged something newer.
 
         With the newest protected one that makes three saves, and leaves ranks of three slots none to go on with.
         """
@@ -63,7 +63,7 @@ class Keeps:
     def ended(self, order: ev.SaveEnded) -> list[Action]:
         """Its end is decided. What is durable or kept was staged, though a new coordinator may never have said so.
 
-        What an older life staged is abandoned only when too much of it is lost.
+        What an older incarnation staged is abandoned only when too much of it is lost.
         """
         self.pending.discard(order.save)
         self.forced.discard(order.save)
@@ -88,7 +88,7 @@ class Keeps:
         self.resumed = None if resumed is not None and resumed.owner in runs else resumed
         self.durable = None if durable is not None and durable.owner in runs else durable
 
-    def outlived(self, order: ev.Outlived) -> list[Action]:
+    def obsolete(self, order: ev.SavesObsolete) -> list[Action]:
         """These are of no use to anybody."""
         self.pending -= set(order.saves)
         self.forced -= set(order.saves)

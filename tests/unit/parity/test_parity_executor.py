@@ -11,7 +11,7 @@ import pytest
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.daemon.background import Background
-from ckptd.daemon.parity_effects import ProtectEffects
+from ckptd.daemon.parity_executor import ParityExecutor
 from ckptd.parity.files import open_parity
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Tier
@@ -30,7 +30,7 @@ class Daemon:
         self.encoding, self.fetching = Background(2, "encode"), Background(2, "fetch")
         self.cleaning = Background(1, "clean")
         self.all = [self.encoding, self.fetching, self.cleaning]
-        self.effects = ProtectEffects(
+        self.effects = ParityExecutor(
             node=self.node.name, arena=self.node.arena, peers=self, encoding=self.encoding, fetching=self.fetching,
             cleaning=self.cleaning, deliver=self.events.append, timeout_s=5,
         )  # fmt: skip
@@ -67,12 +67,12 @@ def daemons(nodes):
         one.close()
 
 
-def has_piece(daemon):
+def has_chunk(daemon):
     return open_parity(daemon.node.arena, KEY, SAVE, EPOCH) is not None
 
 
 def encode(nodes, daemon, index):
-    daemon.effects.perform(act.Encode(job=KEY, piece=nodes.piece(index, Scheme.XOR)))
+    daemon.effects.perform(act.Encode(job=KEY, chunk=nodes.parity_chunk(index, Scheme.XOR)))
 
 
 def test_an_encode_ends_as_one_event_however_often_it_is_asked_for(nodes, daemons):
@@ -80,7 +80,7 @@ def test_an_encode_ends_as_one_event_however_often_it_is_asked_for(nodes, daemon
         encode(nodes, daemons[0], 0)
     daemons[0].settle()
     assert daemons[0].events == [ev.Encoded(job=KEY, save=SAVE, epoch=EPOCH)]
-    assert has_piece(daemons[0])
+    assert has_chunk(daemons[0])
 
 
 def test_a_failed_encode_says_why(nodes, daemons):
@@ -89,7 +89,7 @@ def test_a_failed_encode_says_why(nodes, daemons):
     daemons[0].settle()
     (event,) = daemons[0].events
     assert "node n1 cannot be reached" in event.problem
-    assert not has_piece(daemons[0])
+    assert not has_chunk(daemons[0])
 
 
 def test_a_stopped_encode_is_silent_and_may_be_asked_for_again(nodes, daemons):
@@ -98,23 +98,23 @@ def test_a_stopped_encode_is_silent_and_may_be_asked_for_again(nodes, daemons):
     encode(nodes, daemons[0], 0)
     daemons[0].settle()
     assert daemons[0].events == [ev.Encoded(job=KEY, save=SAVE, epoch=EPOCH)]
-    assert has_piece(daemons[0])
+    assert has_chunk(daemons[0])
 
 
 def test_a_dropped_piece_is_gone_also_while_it_is_made(nodes, daemons):
-    drop = act.DropPiece(job=KEY, save=SAVE, epoch=EPOCH)
+    drop = act.DropChunk(job=KEY, save=SAVE, epoch=EPOCH)
     encode(nodes, daemons[0], 0)
     daemons[0].effects.perform(drop)
     daemons[0].settle()
     assert daemons[0].events == []
-    assert not has_piece(daemons[0])
+    assert not has_chunk(daemons[0])
     encode(nodes, daemons[0], 0)
     daemons[0].settle()
     daemons[0].effects.perform(drop)
     encode(nodes, daemons[0], 0)
     daemons[0].settle()
-    assert has_piece(daemons[0])
-    assert daemons[0].effects.parities.scan() == [(KEY, nodes.piece(0, Scheme.XOR))]
+    assert has_chunk(daemons[0])
+    assert daemons[0].effects.parities.scan() == [(KEY, nodes.parity_chunk(0, Scheme.XOR))]
 
 
 @pytest.mark.parametrize("tier", [Tier.PEER, Tier.REBUILT])
@@ -127,8 +127,8 @@ def test_a_segment_is_fetched(nodes, daemons, tier):
     at.effects.perform(
         act.FetchSegment(
             job=KEY, rank=0, save=SAVE, tier=tier, holder="n0", seal=seal,
-            piece=nodes.piece(2, Scheme.XOR), homes=tuple(nodes.homes([0]).items()),
-            pieces=tuple(nodes.pieces([0]).items()),
+            chunk=nodes.parity_chunk(2, Scheme.XOR), homes=tuple(nodes.homes([0]).items()),
+            chunks=tuple(nodes.parity_chunks([0]).items()),
         )
     )  # fmt: skip
     at.settle()
@@ -156,7 +156,7 @@ def test_a_job_that_is_forgotten_while_it_is_encoded_and_fetched_leaves_nothing(
     at.effects.perform(
         act.FetchSegment(
             job=KEY, rank=0, save=SAVE, tier=Tier.PEER, holder="n0", seal=nodes.columns[0].seals[0],
-            piece=None, homes=(), pieces=(),
+            chunk=None, homes=(), chunks=(),
         )
     )  # fmt: skip
     at.effects.forget(KEY)
@@ -173,8 +173,8 @@ def test_an_encode_that_is_broken_off_for_good_keeps_no_spare(nodes, daemons, mo
     made = threading.Event()
     real = at.effects.parities.make
 
-    def make(job, piece):
-        name = real(job, piece)
+    def make(job, parity_chunk):
+        name = real(job, parity_chunk)
         at.effects.forget(job)
         arena.forget_job(job)  # too early to see what is made next
         arena.reserve(0, 1, 1 << 20)
@@ -196,7 +196,7 @@ def test_a_fetch_does_not_wait_for_encodes(nodes, daemons):
     at.effects.perform(
         act.FetchSegment(
             job=KEY, rank=0, save=SAVE, tier=Tier.PEER, holder="n0", seal=nodes.columns[0].seals[0],
-            piece=None, homes=(), pieces=(),
+            chunk=None, homes=(), chunks=(),
         )
     )  # fmt: skip
     select.select([at.fetching], [], [], 10)
