@@ -15,11 +15,11 @@ import msgspec
 from ckptd.checkpoint.export.archive import Archive
 from ckptd.checkpoint.export.names import Chosen
 from ckptd.checkpoint.export.plan import Box, FilePlan, Tensor, rows_of
-from ckptd.checkpoint.export.torch_pickle import TensorRef, dumps
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.format.layout import VERSION, Layout, Path, Shape, TensorEntry, box_nbytes
 from ckptd.shared.format.slot import PAGE, align_up
 from ckptd.shared.torchfile.dcp_metadata import MAX_BOXES, metadata_bytes
+from ckptd.shared.torchfile.pickling import TensorRef, dumps
 
 METADATA = ".metadata"
 _FILE_RE = re.compile(r"^__[0-9]+_[0-9]+\.distcp$")

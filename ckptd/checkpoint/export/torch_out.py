@@ -1,13 +1,14 @@
 """One file as torch.save writes it: a pickle of references and one entry per storage."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from ckptd.checkpoint.export.archive import Archive
 from ckptd.checkpoint.export.names import Chosen
 from ckptd.checkpoint.export.plan import FilePlan, Tensor
-from ckptd.checkpoint.export.torch_pickle import TensorRef, Value, dumps
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.format.layout import Path
+from ckptd.shared.torchfile.pickling import TensorRef, dumps
 
 _MAX_ROW = 1 << 20  # items of a list; what claims more stays a dict
 
@@ -22,7 +23,7 @@ def plan_file(name: str, chosen: list[Chosen], paths: Mapping[str, Path] | None 
     for one in chosen:
         key = keys.setdefault(one.tensor.name, len(keys))
         refs[one.source] = TensorRef(key, one.dtype, one.tensor.shape, one.nbytes)
-    flat: Value = {one.name: refs[one.source] for one in chosen}
+    flat: Any = {one.name: refs[one.source] for one in chosen}
     zipped = Archive()
     zipped.add("data.pkl", dumps(flat if paths is None else nest(refs, paths)))
     zipped.add("byteorder", b"little")
@@ -42,7 +43,7 @@ class _Node:
         self.kind = "k"
         self.items: dict[str | int, _Node | TensorRef] = {}
 
-    def built(self) -> Value:
+    def built(self) -> Any:
         """As plain containers; elements of a list or tuple other than tensors become None."""
         items = {key: item.built() if isinstance(item, _Node) else item for key, item in self.items.items()}
         if self.kind not in "lt":
@@ -54,7 +55,7 @@ class _Node:
         return row if self.kind == "l" else tuple(row)
 
 
-def nest(refs: Mapping[str, TensorRef], paths: Mapping[str, Path]) -> Value:
+def nest(refs: Mapping[str, TensorRef], paths: Mapping[str, Path]) -> Any:
     """The tensors at their places in nested containers."""
     root = _Node()
     for name, ref in refs.items():

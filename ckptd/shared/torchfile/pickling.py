@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from ckptd.shared.format.dtypes import DTYPES
+from ckptd.shared.format.dtypes import DTYPES, itemsize
+from ckptd.shared.format.layout import Shape, contiguous_strides
 
 DCP_METADATA = "torch.distributed.checkpoint.metadata"
 DCP_FILESYSTEM = "torch.distributed.checkpoint.filesystem"
@@ -61,6 +62,15 @@ class New(msgspec.Struct, frozen=True, eq=False):
     state: Any
 
 
+class TensorRef(msgspec.Struct, frozen=True, eq=False):
+    """A tensor that fills the storage with this key, contiguous. nbytes: of the storage."""
+
+    key: int
+    dtype: str
+    shape: Shape
+    nbytes: int
+
+
 class Items(msgspec.Struct, frozen=True, eq=False):
     """A dict given by its items, which are taken one at a time and not kept."""
 
@@ -87,7 +97,7 @@ class _Writer:
         self._writers: dict[type, Callable[[Any], None]] = {
             type(None): self._none, bool: self._bool, int: self._int, float: self._float, str: self._str,
             bytes: self._bytes, tuple: self._tuple, list: self._list, dict: self._dict, Global: self._global,
-            Call: self._call, New: self._new, Items: self._items,
+            Call: self._call, New: self._new, Items: self._items, TensorRef: self._tensor,
         }  # fmt: skip
 
     def finish(self) -> bytes:
@@ -118,14 +128,10 @@ class _Writer:
         self._out += b"\x88" if value else b"\x89"
 
     def _int(self, value: int) -> None:
-        if 0 <= value < _SHORT:
-            self._out += b"K%c" % value
-        elif -(1 << 31) <= value < 1 << 31:
-            self._out += b"J" + _pack_i32(value)
-        else:
-            data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-            length = b"\x8a%c" % len(data) if len(data) < _SHORT else b"\x8b" + _pack_i32(len(data))
-            self._out += length + data
+        self._out += integer(value)
+
+    def _tensor(self, value: TensorRef) -> None:
+        self._out += tensor(value)
 
     def _float(self, value: float) -> None:
         self._out += b"G" + _pack_f64(value)
@@ -135,8 +141,7 @@ class _Writer:
         if seen is not None:
             self._out += seen
             return
-        data = value.encode()
-        self._out += b"X" + _pack_u32(len(data)) + data
+        self._out += text(value)
         self._remember(value)
 
     def _bytes(self, value: bytes) -> None:
@@ -176,7 +181,7 @@ class _Writer:
         if seen is not None:
             self._out += seen
             return
-        self._out += f"c{value.module}\n{value.name}\n".encode()
+        self._out += name(value.module, value.name)
         self._remember(value)
 
     def _call(self, value: Call) -> None:
@@ -194,3 +199,49 @@ class _Writer:
         self._out += b")\x81"
         self.put(value.state)
         self._out += b"b"
+
+
+# -- opcodes --
+
+
+def tensor(ref: TensorRef) -> bytes:
+    """The opcodes that make a tensor over the whole of its storage.
+
+    torch._utils._rebuild_tensor_v2 or _v3 (storage, offset, size, stride, requires_grad, hooks[, dtype, metadata]).
+    """
+    dtype, nbytes = ref.dtype, ref.nbytes
+    typed = DTYPES[dtype].storage
+    storage = name("torch", typed) if typed else name("torch.storage", "UntypedStorage")
+    numel = nbytes // itemsize(dtype) if typed else nbytes
+    place = b"(" + text("storage") + storage + text(str(ref.key)) + text("cpu") + integer(numel) + b"tQ"
+    layout = integer(0) + _integers(ref.shape) + _integers(contiguous_strides(ref.shape))
+    body = b"(" + place + layout + b"\x89" + name("collections", "OrderedDict") + b")R"
+    if typed:
+        return name("torch._utils", "_rebuild_tensor_v2") + body + b"tR"
+    return name("torch._utils", "_rebuild_tensor_v3") + body + name("torch", DTYPES[dtype].torch) + b"}tR"
+
+
+def name(module: str, member: str) -> bytes:
+    """What a module calls by this name."""
+    return f"c{module}\n{member}\n".encode()
+
+
+def text(value: str) -> bytes:
+    """A str."""
+    raw = value.encode("utf-8", "surrogatepass")
+    return b"X" + _pack_u32(len(raw)) + raw
+
+
+def integer(value: int) -> bytes:
+    """An int."""
+    if 0 <= value < _SHORT:
+        return b"K%c" % value
+    if -(1 << 31) <= value < 1 << 31:
+        return b"J" + _pack_i32(value)
+    raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    length = b"\x8a%c" % len(raw) if len(raw) < _SHORT else b"\x8b" + _pack_i32(len(raw))
+    return length + raw
+
+
+def _integers(values: Shape | list[int]) -> bytes:
+    return b"(" + b"".join(map(integer, values)) + b"t"

@@ -6,7 +6,7 @@ storage 0), ``version``, and ``data/0``, which is the payload itself. See docs/f
 
 from typing import NamedTuple
 
-from ckptd.shared.torchfile.tensor_pickle import tensor
+from ckptd.shared.torchfile.pickling import TensorRef, dumps
 from ckptd.shared.torchfile.zip_write import Record, directory, local_header, padded_header, record_of
 
 _ROOT = b"a/"  # all records are in one directory; torch takes its name from the first
@@ -23,7 +23,7 @@ def wrap(dtype: str, sizes: tuple[int, ...], nbytes: int, *, start: int, align: 
     """Head and tail of an archive that begins at file offset start, its payload at a multiple of align (64 or more)."""
     records = []
     head = bytearray()
-    for name, data in ((b"data.pkl", b"\x80\x02" + tensor(0, dtype, sizes, nbytes) + b"."), (b"version", b"3\n")):
+    for name, data in ((b"data.pkl", dumps(TensorRef(0, dtype, sizes, nbytes))), (b"version", b"3\n")):
         records.append(record_of(_ROOT + name, data, len(head)))
         head += local_header(records[-1]) + data
     payload = Record(_ROOT + b"data/0", nbytes, 0, len(head))  # our readers use digests, not its CRC
