@@ -1,4 +1,4 @@
-"""What a client knows of its saves: a record of each, and the book of all of them."""
+"""The records of a client's saves, and the book of all records."""
 
 import logging
 import time
@@ -21,34 +21,36 @@ _HINTS = {
     End.KEPT: "client.wait('durable') forces the newest; save(..., drain=True) forces one; drain_every decides",
     End.ABANDONED: "every rank calls save at each step; where a rank has ended, start the job again",
 }
-MAX_HANDLES = 256  # beyond these, what has ended is let go
+MAX_HANDLES = 256  # beyond these, records of ended saves are dropped
 MAX_OPEN = 4096
 _GONE = "the daemon that knew of it is gone"
-_PATIENCE_S = 5.0  # how long a save waits for a slot that other ranks' saves alone would free
+_PATIENCE_S = 5.0  # limit of a wait for a slot that only saves of other ranks would free
 _ALONE_HINT = "client.wait('durable'); redundancy takes two nodes and connect(redundancy='xor')"
 
 
 class Pump(Protocol):
-    """Takes in news for so many seconds. patience_s: the longest that a daemon that is gone is waited for."""
+    """Receives updates for so many seconds. patience_s: limit of a wait for a new daemon."""
 
     def __call__(self, seconds: float, patience_s: float | None = None) -> None: ...
 
 
 @dataclass(slots=True)
 class Outlook:
-    """What all handles of a client may hope for."""
+    """The common state of all records of a client."""
 
     scheme: Scheme = Scheme.NONE  # in force for this rank's node
     why_none: str = ""
     newest_staged: SaveId | None = None
     newest_durable: SaveId | None = None
-    notice: str = ""  # what was said last of this job's store
-    missed: dict[SaveId, str] = field(default_factory=dict)  # of other ranks, newer than that, and given up: why
+    notice: str = ""  # the last notice about this job's store
+    missed: dict[SaveId, str] = field(
+        default_factory=dict
+    )  # newer saves of other ranks that were given up, with the reason
     stuck: str = ""  # why saves have stayed in memory since the newest durable one, if that is known
     why_late: Callable[[SaveId, Milestone], Cause] = lambda _save, _wanted: Cause()  # asks the daemon
 
     def hear(self, save: SaveId, milestone: Milestone) -> None:
-        """The save has reached the milestone."""
+        """Records that the save has reached the milestone."""
         self.newest_staged = newest = max(save, self.newest_staged or save)
         self.missed = {missed: why for missed, why in self.missed.items() if missed > newest}
         if milestone is Milestone.DURABLE and (self.newest_durable is None or save > self.newest_durable):
@@ -56,7 +58,7 @@ class Outlook:
 
 
 class SaveRecord:
-    """One save. ``milestone`` and ``end`` are as of the last update; reading them takes in what has come."""
+    """The record of one save. Reading ``milestone`` and ``end`` receives pending updates first."""
 
     def __init__(self, save: SaveId, pump: Pump) -> None:
         self._save = save
@@ -89,17 +91,17 @@ class SaveRecord:
 
     @property
     def end(self) -> End | None:
-        """How it ended, None while more can come."""
+        """How it ended; None while it can still reach a milestone."""
         self._pump(0.0)
         return self._end
 
     @property
     def reason(self) -> str:
-        """Why it ended so, or what went wrong."""
+        """Why it ended so, or its problem."""
         return self._reason
 
     def wait(self, milestone: str = "staged", timeout_s: float | None = None) -> "SaveRecord":
-        """As SaveHandle.wait."""
+        """See SaveHandle.wait."""
         wanted, timeout_s = check_milestone(milestone), as_patience(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._pump(0.0)
@@ -115,14 +117,14 @@ class SaveRecord:
     def _too_late(self, wanted: Milestone, timeout_s: float | None) -> WaitTimeoutError:
         text, hint = self._outlook.why_late(self._save, wanted) if timeout_s else Cause()
         if self._reason and (not text or (self._milestone is None and not text.startswith("it "))):
-            text, hint = f"it {self._reason}", ""  # the coordinator's word, which other nodes' status has not
+            text, hint = f"it {self._reason}", ""  # from the coordinator; the status of other nodes lacks it
         text = text or (self._outlook.notice if self._milestone else "")
         so_far = f"step {self.step} is {self._milestone or 'not staged'} after {timeout_s:g} s"
         return WaitTimeoutError(f"{so_far}: {text}" if text else so_far, hint=hint)
 
     @property
     def _is_being_protected(self) -> bool:
-        """Whether parity may still be made of it, though it will not be drained."""
+        """Whether it may still become protected, though it will not be drained."""
         newest = self._outlook.newest_staged
         outrun = newest is not None and newest > self._save
         return self._end is End.KEPT and self._outlook.scheme is not Scheme.NONE and not outrun
@@ -141,7 +143,7 @@ class SaveRecord:
 
     @property
     def cause(self) -> tuple[str, str]:
-        """The reason, as of the last news, and what to type."""
+        """The reason at the last update, and a hint."""
         reason, hint = parted(self._reason)
         return reason, hint or (_HINTS.get(self._end, "") if self._end is not None else "")
 
@@ -151,32 +153,32 @@ class SaveRecord:
 
     @property
     def known_milestone(self) -> Milestone | None:
-        """The milestone as of the last news."""
+        """The milestone at the last update."""
         return self._milestone
 
     @property
     def known_end(self) -> End | None:
-        """The end as of the last news."""
+        """The end at the last update."""
         return self._end
 
     @property
     def in_vain(self) -> bool:
-        """Whether it has ended as of the last news, and no bytes of it were ever whole."""
+        """Whether it has ended, at the last update, and was never staged."""
         return self._milestone is None and self._end in (End.FAILED, End.SKIPPED, End.ABANDONED)
 
     @property
     def ended(self) -> bool:
-        """Whether no news will change it, short of a forced drain of a kept one."""
+        """Whether no update will change it, but for a forced drain of a kept one."""
         return self._end in _FINAL
 
     @property
     def waits(self) -> bool:
-        """Whether it is neither staged nor over, as of the last news."""
+        """Whether it is neither staged nor ended, at the last update."""
         return self._milestone is None and self._end is None
 
     @property
     def waits_in_vain(self) -> bool:
-        """Whether it waits for ranks that are there and do not save, as of the last news."""
+        """Whether it waits for ranks that run and do not save, at the last update."""
         return self.waits and self._idle
 
     @property
@@ -185,37 +187,37 @@ class SaveRecord:
         return self._began
 
     def hear(self, news: Progress) -> None:
-        """Takes in what the daemon says."""
-        if news.milestone is None and news.end is None:  # no more than for whom it waits
+        """Applies an update of the daemon."""
+        if news.milestone is None and news.end is None:  # only the ranks for which it waits
             if self.waits:
                 self._reason, self._idle = news.reason, news.idle
             return
         if news.milestone is None and self._failed_here:
-            return  # what happened here says more than what the daemon makes of it
+            return  # the failure on this rank has the cause
         if news.milestone is not None and not self.reached(news.milestone):
             self._milestone = news.milestone
         if news.milestone is Milestone.PROTECTED and news.end is None and not self._failed_here:
-            return  # parity was made; whether the save is drained is another matter
+            return  # it is protected; the drain does not depend on it
         self._end, self._reason = news.end, news.reason
         if self._end is End.ABANDONED and self._milestone is not None:
             # It was staged, then a newer one; the daemon died while it freed the slots, and the next finds only some.
             self._end = End.SUPERSEDED
 
     def share(self, outlook: Outlook) -> None:
-        """The handle joins others of its client."""
+        """Connects the record with the others of its client."""
         self._outlook = outlook
 
     def fail(self, end: End, reason: str) -> None:
-        """The save ended on this side."""
+        """Records that the save ended on this rank."""
         self._end, self._reason, self._failed_here = end, reason, True
 
     @property
     def failed_here(self) -> bool:
-        """Whether it ended on this side."""
+        """Whether it ended on this rank."""
         return self._failed_here
 
     def reopen(self) -> None:
-        """A forced drain gives a kept or failed save another chance."""
+        """Reopens a kept or failed save for a forced drain."""
         if self._end in (End.KEPT, End.FAILED) and self._milestone is not None:
             self._end, self._reason = None, ""
 
@@ -226,7 +228,7 @@ class SaveRecord:
 
 
 def check_milestone(name: str) -> Milestone:
-    """The milestone of that name. Raises UsageError for any other word."""
+    """The milestone of that name. Raises UsageError for any other text."""
     try:
         return Milestone(name)
     except ValueError:
@@ -234,19 +236,19 @@ def check_milestone(name: str) -> Milestone:
 
 
 class HandleBook:
-    """The handles of one client, newest last; the oldest ended ones are let go.
+    """The records of one client, the newest last; drops the oldest ended ones.
 
-    What somebody else still holds hears its news all the same.
+    A dropped record still receives updates while a handle refers to it.
     """
 
     def __init__(self) -> None:
         self.outlook = Outlook()
         self._handles: dict[SaveId, SaveRecord] = {}
-        self._said = ""  # for whom a save waits, as it was said last
+        self._said = ""  # the last logged reason of a waiting save
         self._alive: weakref.WeakValueDictionary[SaveId, SaveRecord] = weakref.WeakValueDictionary()
 
     def add(self, handle: SaveRecord) -> None:
-        """A new save."""
+        """Adds the record of a new save."""
         handle.share(self.outlook)
         self._handles[handle.save_id] = self._alive[handle.save_id] = handle
         surplus = len(self._handles) - MAX_HANDLES
@@ -256,7 +258,7 @@ class HandleBook:
                 del self._handles[save]
 
     def hear(self, news: Iterable[Progress]) -> None:
-        """Passes news on to the handles they concern. A save that waits for ranks which do not save is said once."""
+        """Passes updates to their records. Logs once the ranks for which a save waits."""
         for item in news:
             if item.milestone is not None:
                 self.outlook.hear(item.save, item.milestone)
@@ -277,12 +279,12 @@ class HandleBook:
 
     @property
     def handles(self) -> list[SaveRecord]:
-        """Those that were not let go, the oldest first."""
+        """The records, the oldest first."""
         return list(self._handles.values())
 
     @property
     def waiting(self) -> list[SaveRecord]:
-        """Saves that are neither staged nor over, the oldest first."""
+        """Saves that are neither staged nor ended, the oldest first."""
         return [handle for handle in list(self._handles.values()) if handle.waits]
 
     @property
@@ -292,20 +294,20 @@ class HandleBook:
 
     @property
     def waits_for(self) -> str:
-        """Which save waits for which ranks, and what to type; empty: none, as far as is known."""
+        """The save that waits for other ranks, with these ranks and a hint; empty: none is known."""
         return next((f"step {handle.step} {handle.reason}" for handle in self.waiting if handle.reason), "")
 
     def in_vain(self, slots: int, unsealed: Collection[SaveId]) -> bool:
-        """Whether a save waits for a slot in vain: for ranks which do not save, the daemon has the slots that it has.
+        """Whether no slot can become free: the daemon keeps slots of saves that wait for ranks which do not save.
 
-        slots: that number; unsealed: saves that have none of these.
+        slots: the number of slots of the daemon; unsealed: saves that have none of these.
         """
         waiting = [handle for handle in self.waiting if handle.save_id not in unsealed]
         late = [handle for handle in waiting if handle.waits_in_vain and time.monotonic() >= handle.began + _PATIENCE_S]
         return bool(late) and len(waiting) + (self.outlook.newest_staged is not None) >= slots
 
     def orphan(self, known: Iterable[SaveId], held: Iterable[SaveId]) -> None:
-        """A daemon knows these saves only, and those held here are not yet sent: the others have ended."""
+        """Ends all saves that a new daemon does not know and that this rank is not about to report to it."""
         known = set(known)
         newest = max(known, default=None)
         for save in sorted(set(self._alive.keys()) - known - set(held)):
@@ -315,19 +317,19 @@ class HandleBook:
                 handle.fail(End.SUPERSEDED if outrun else End.FAILED, _GONE)
 
     def of_step(self, incarnation: int, step: int) -> SaveRecord | None:
-        """The newest save of the step in the incarnation, None when it was let go."""
+        """The newest save of the step in the incarnation; None if its record was dropped."""
         same = [h for save, h in list(self._alive.items()) if (save.incarnation, save.step) == (incarnation, step)]
         return max(same, key=lambda h: h.save_id, default=None)
 
     def give_up(self, save: SaveId, reason: str) -> None:
-        """The save can no more be handed over; if its handle knows nothing better, it failed."""
+        """Records that a save cannot be handed over any more; it failed unless its end or milestone is known."""
         handle = self._alive.get(save)
         if handle is not None and handle._milestone is None and handle._end is None:  # noqa: SLF001
             handle.fail(End.FAILED, reason)
 
     @property
     def newest(self) -> SaveRecord | None:
-        """The newest save that may have reached, or may still reach, something."""
+        """The newest save that has reached a milestone or still can."""
         lost = (End.SKIPPED, End.ABANDONED)
         handles = list(self._handles.values())
         alive = [h for h in handles if h._end not in lost and (h._milestone or not h.ended)]  # noqa: SLF001
