@@ -497,7 +497,7 @@ def test_prune_leaves_links_alone_that_a_daemon_may_be_making(ckptd, many):
 
 
 def test_pin_where_nobody_may_write_is_told(ckptd, many, monkeypatch):
-    def refuse(self, path):
+    def refuse(self, _temp, path):
         raise OSError(30, "Read-only file system", path)
 
     monkeypatch.setattr(FileLayer, "publish_once", refuse)
