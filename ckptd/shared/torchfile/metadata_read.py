@@ -71,7 +71,7 @@ class _Metadata(Machine):
         self.named(f"{module} {member}" if type(module) is type(member) is str else "")
 
     def call(self, _: None) -> None:
-        """A class without arguments, a size, or what makes something that nobody needs."""
+        """A class without arguments, a size, or a call whose result no reader needs."""
         function, args = self.last(2)
         name = function.name if type(function) is Global else ""
         if name in _RECORDS and args == ():

@@ -22,7 +22,7 @@ _ENCRYPTED = 0x2061  # flags: encrypted in any way, or patched data
 
 
 class Entry(NamedTuple):
-    """A file in the archive. header: where its own header begins. crc: CRC-32 of its bytes, 0 when nobody took it."""
+    """A file in the archive. header: where its own header begins. crc: CRC-32 of its bytes, 0 for none."""
 
     name: str
     header: int

@@ -1,8 +1,9 @@
 """The files of a state's checkpoint in a trainer's directory, where torch.distributed.checkpoint reads them.
 
-A rank has prepared a draft, a directory with a marker that names the save, and says to its daemon for which place that
-is. The draft says no more than that there is something to be done: without one, or with another save's, nothing is. So
-whoever removes a draft has its place left alone, and two daemons may do the same, one after the other or at once.
+A rank has prepared a draft, a directory with a marker that names the save, and reports to its daemon for which place
+that is. The draft states no more than that there is something to be done: without one, or with another save's, nothing
+is. So a process that removes a draft has its place left alone, and two daemons may do the same, one after the other or
+at once.
 """
 
 import contextlib
@@ -70,7 +71,7 @@ def _appear(fs: FileLayer, key: JobKey, save: SaveId, draft: Draft) -> None:
 
 
 def _fill(fs: FileLayer, key: JobKey, save: SaveId, place: str) -> None:
-    """The directory gets the files beside what lies there; `.metadata`, without which nobody reads it, last."""
+    """The directory gets the files beside its own; `.metadata`, without which no reader opens it, last."""
     if STOCK_METADATA in fs.below(place).listdir(place):
         return  # it was filled; or something else was saved there
     sources = _sources(fs, key, save)

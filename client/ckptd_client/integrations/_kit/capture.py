@@ -1,6 +1,6 @@
 """What a framework's own saver would write below a directory, as files to be staged.
 
-The saver runs as it is, so what it writes is right for that release, its plug-ins and whoever derives from it. Only
+The saver runs as it is, so what it writes is right for that release, its plug-ins and classes derived from it. Only
 torch.save and safetensors' save_file, in the thread that saves, keep the tensors instead of writing them; small files
 are really written, to a temporary directory. So is what a saver writes in another way: right too, copied once more.
 A saver of the user's own, a hook too, may change the tensors when it has saved them, as one does that saves an average
@@ -60,7 +60,7 @@ class Capture:
         for path, kept in self._kept.items():
             name = os.path.relpath(path, top)
             if not name.startswith(os.pardir):
-                found.setdefault(name, kept)  # what lies there was written later
+                found.setdefault(name, kept)  # the file there was written later
         return dict(sorted(found.items()))
 
     def __enter__(self) -> Self:

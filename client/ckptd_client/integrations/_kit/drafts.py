@@ -135,7 +135,7 @@ def finish(client: Client, folder: str, own: Collection[SaveId] = ()) -> None:
     for origin, draft in drafts_in(folder):
         if origin is None:
             discard(draft.path)
-        elif not origin.is_of(staging.job):  # files of a store that nobody here has named get no name here
+        elif not origin.is_of(staging.job):  # no file of a store that no rank here has named gets a name here
             log.warning("ckptd: %s does not appear: it is of job %r in %s", draft.place, origin.job, origin.store)
         elif origin.save not in own:
             try:
@@ -150,7 +150,7 @@ def finish(client: Client, folder: str, own: Collection[SaveId] = ()) -> None:
 
 
 def remove(place: str) -> None:
-    """Removes what lies there, and what was to appear there. ckptd's own checkpoint is none of it. Raises OSError."""
+    """Removes the place and its drafts. ckptd's own checkpoint stays. Raises OSError."""
     for found in drafts_in(os.path.dirname(place)):
         if found.draft.place == place:
             discard(found.draft.path)
@@ -161,7 +161,7 @@ def remove(place: str) -> None:
 
 
 def discard(directory: str) -> None:
-    """Removes the directory, under another name first: what is half removed is neither a checkpoint nor a draft."""
+    """Removes the directory, under another name first: an incomplete one is neither a checkpoint nor a draft."""
     folder, name = os.path.split(directory)
     aside = os.path.join(folder, f".{name.lstrip('.')}.ckptd-old-{uuid.uuid4().hex}")
     with contextlib.suppress(FileNotFoundError):

@@ -8,7 +8,7 @@ import threading
 class Latch:
     """Closed until open. What waits for it needs two numbers only, so they go into a fork and through a pickle.
 
-    It is a record lock on a file without a name: the kernel lets it go with its process, so nobody waits for a dead
+    It is a record lock on a file without a name: the kernel lets it go with its process, so no process waits for a dead
     one, and nothing is left behind.
     """
 
@@ -25,11 +25,11 @@ class Latch:
     def open(self) -> None:
         """Lets go those that wait. The descriptor stays: its number must not come to mean another file. Idempotent."""
         with self._turn:
-            if self._file >= 0:  # else it was closed meanwhile, and nobody waits
+            if self._file >= 0:  # else it was closed meanwhile, and no process waits
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """For when nobody can be waiting any more. Idempotent."""
+        """For when no process can be waiting any more. Idempotent."""
         with self._turn:
             file, self._file = self._file, -1
             if file >= 0:
@@ -43,7 +43,7 @@ def await_latch(holder: int, file: int) -> None:
     try:
         found = os.open(f"/proc/{holder}/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return  # the holder has ended, or needs nobody to wait any more
+        return  # the holder has ended, or no process needs to wait any more
     try:
         fcntl.lockf(found, fcntl.LOCK_SH)
     finally:

@@ -31,7 +31,7 @@ class MemoryDirectory:
         self.path = ""
         self._own = ""
         self._descriptors: list[int] = []
-        homes = _told(group, _home())
+        homes = _texts(group, _home())
         here = [rank for rank, home in enumerate(homes) if home == homes[group.rank]]
         path = fault = ""
         if group.rank == here[0]:
@@ -39,7 +39,7 @@ class MemoryDirectory:
                 path = self._make(files, {0, *here}, at)
             except (CkptdError, OSError) as error:
                 fault = str(error)
-        answers = [json.loads(word) if word else ("", "") for word in _told(group, json.dumps((path, fault)))]
+        answers = [json.loads(word) if word else ("", "") for word in _texts(group, json.dumps((path, fault)))]
         faults = [fault for _, fault in answers if fault]
         if faults:
             self.close()
@@ -79,8 +79,8 @@ def _home() -> str:
     return f"{boot} {spaces} {os.getuid()}"
 
 
-def _told(group: Group, word: str) -> list[str]:
-    """What every rank said. Of ranks that cannot ask each other, each hears itself alone."""
+def _texts(group: Group, word: str) -> list[str]:
+    """The text of every rank. A rank that cannot exchange texts has its own alone."""
     if group.exchange is None:
         return [word if rank == group.rank else "" for rank in range(group.world_size)]
-    return [told.decode() for told in group.exchange(word.encode())]
+    return [text.decode() for text in group.exchange(word.encode())]

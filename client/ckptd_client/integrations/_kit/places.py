@@ -77,7 +77,7 @@ class Places:
         self._aside.join()
 
     def settle(self) -> None:
-        """Blocks until all that was expected is there, or known to be in vain, and what is to be removed is."""
+        """Blocks until each expected place is there or cannot appear, and until the places to remove are gone."""
         while self._coming:
             draft, handle = self._coming.pop(0)
             try:

@@ -23,7 +23,7 @@ from ckptd_client.integrations._kit.options import connect_with
 from ckptd_client.integrations._kit.unproved import check_unproved, find_saved, was_ours
 
 log = logging.getLogger("ckptd_client")
-STORE = ".ckptd-store"  # beside a trainer's directories, where nobody says another
+STORE = ".ckptd-store"  # beside a trainer's directories, where no option says another
 
 
 class TrainerRun:
@@ -91,7 +91,7 @@ class TrainerRun:
             self.client.wait("durable")
         except SaveFailedError as error:
             log.warning("ckptd: the last checkpoint is not durable: %s", error)
-        except CkptdError as error:  # there is no daemon to hear from
+        except CkptdError as error:  # no daemon answers
             log.warning("ckptd: whether the last checkpoint is durable is not known: %s", error)
             return
         for handle in list(self._staged.values()):
@@ -121,7 +121,7 @@ class TrainerRun:
     def _steps(self) -> list[int]:
         """The steps that could be loaded, as rank 0's node knows them, the newest save first. Collective.
 
-        Raises RestoreError, on all ranks, when that is not to be heard.
+        Raises RestoreError, on all ranks, when no daemon answers.
         """
         said = ""
         if self.client.group.rank == 0:
@@ -137,7 +137,7 @@ class TrainerRun:
     def newest(self) -> RestoredFiles | None:
         """The newest checkpoint of the job, None when there is none of a trainer's files. Collective.
 
-        None too when somebody has altered what was published: what lies there now counts. With a key that raises
+        None too when a published file was altered: its present content counts. With a key that raises
         IntegrityError: nothing proves it.
         """
         self._is_next_known = False
@@ -221,6 +221,6 @@ def _written(files: RestoredFiles, directory: str) -> str:
 
 
 def _job_of(place: str) -> str:
-    """The directory's name, and what tells it from others of that name."""
+    """The directory's name, and what makes it differ from others of that name."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(place)).strip("-._")[:40]
     return f"{name or 'training'}-{hashlib.blake2b(place.encode(), digest_size=4).hexdigest()}"

@@ -1,4 +1,4 @@
-"""What a trainer's own loader would read in ckptd's place: nobody checks it, so with a key it is refused."""
+"""What a trainer's own loader would read in ckptd's place: ckptd does not check it, so with a key it is refused."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ def is_keyed(client: Client) -> bool:
 def check_unproved(client: Client, where: str, why: str) -> None:
     """To be called before a trainer's own loader gets, from where, what ckptd would not read. why: it would not.
 
-    Raises IntegrityError for a client with a key: the bytes are the same, and whoever could have ckptd refuse them
+    Raises IntegrityError for a client with a key: the bytes are the same, and a person who could have ckptd refuse them
     could have written them. All ranks call it alike.
     """
     if is_keyed(client):
