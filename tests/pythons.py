@@ -104,7 +104,7 @@ class _Servers:
             words = [os.path.join(os.path.dirname(__file__), "python_server.py"), str(listener.fileno()), str(theirs)]
             process = subprocess.Popen(
                 [sys.executable, "-P", *words, _PADDING, *_MODULES[kind]],
-                env=clean | ENVIRON,
+                env=clean | ENVIRON | {"TORCHINDUCTOR_CACHE_DIR": os.path.join(os.path.dirname(path), "inductor")},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[listener.fileno(), theirs],
                 cwd=ROOT,
