@@ -42,7 +42,8 @@ if str(rank) in comers:
         ckptd_client.connect("job", start=False, connect_timeout_s=seconds)
     except ckptd_client.ConnectError as error:
         text = str(error).replace("\\n", " ")
-        print(f"rank {rank} after {time.monotonic() - began:.1f} s: {text}", flush=True)
+        line = f"rank {rank} after {time.monotonic() - began:.1f} s: {text}\\n"
+        os.write(1, line.encode())  # at once, with its end: print is two calls under torchrun, between which others are
 open(f"{folder}/tried-{rank}", "w").close()
 while sum(name.startswith("tried-") for name in os.listdir(folder)) < world:
     time.sleep(0.02)
