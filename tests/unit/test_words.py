@@ -1,57 +1,83 @@
-"""Code uses the field's standard terms: the table is in words.py."""
+"""Code and documents use the field's standard terms: the tables are in words.py."""
 
+import ast
+import functools
 import io
 import re
 import tokenize
 
 from tests.unit.sources import ROOT
-from tests.unit.words import NAMES, PROSE
+from tests.unit.words import NAMES, SENTENCES, TEXTS
 
-OWN = {"tests/unit/words.py", "tests/unit/test_words.py"}
-
-
-def _files(where, suffix):
-    found = []
-    for start in where:
-        base = ROOT / start
-        found += [base] if base.is_file() else sorted(base.rglob("*" + suffix)) if base.is_dir() else []
-    return [p for p in found if p.suffix == suffix and str(p.relative_to(ROOT)) not in OWN and ".venv" not in p.parts]
-
-
-def _tokens(path):
-    return tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
-
-
-def names_left():
-    left = []
-    texts = {}
-    for row in NAMES:
-        pattern = re.compile(rf"(?:{row.coined})\Z")
-        for path in _files(row.where, ".py"):
-            if path not in texts:
-                texts[path] = [(t.start[0], t.string) for t in _tokens(path) if t.type == tokenize.NAME]
-            left += [
-                f"{path.relative_to(ROOT)}:{n}: {name}: {row.standard}"
-                for n, name in texts[path]
-                if pattern.match(name)
-            ]
-    return left
-
-
-def prose_left():
-    left = []
-    for row in PROSE:
-        pattern = re.compile(row.coined)
-        for path in _files(row.where, ".py"):
-            for token in _tokens(path):
-                found = token.type in {tokenize.COMMENT, tokenize.STRING} and pattern.search(token.string)
-                left += [f"{path.relative_to(ROOT)}:{token.start[0]}: {found.group()}: {row.standard}"] if found else []
-    return left
+OWN = {ROOT / "tests/unit/words.py", ROOT / "tests/unit/test_words.py"}
 
 
 def test_names_are_standard_terms():
-    assert names_left() == []
+    assert left(NAMES, names) == []
 
 
-def test_comments_are_standard_terms():
-    assert prose_left() == []
+def test_comments_and_messages_have_no_coinage():
+    assert left(TEXTS, texts) == []
+
+
+def test_sentences_have_an_actor_and_no_private_word():
+    assert left(SENTENCES, sentences) == []
+
+
+def test_code_is_no_sentence():
+    assert without_code("a `told` b\n```\nnobody\n```\n[c](news.md)\n").split() == ["a", "b", "[c"]
+
+
+def left(rows, read):
+    """What is still there: file, line, the coinage, and what to write in its place."""
+    found = []
+    for row in rows:
+        whole = re.compile(rf"(?:{row.coined})\Z")
+        within = re.compile(rf"\b(?:{row.coined})\b".replace(" ", r"\s+"), re.IGNORECASE if read is sentences else 0)
+        for path in files(row.where):
+            for number, text in read(path):
+                match = whole.match(text) if read is names else within.search(text)
+                found += [f"{path.relative_to(ROOT)}:{number}: {match.group()}: write {row.standard}"] if match else []
+    return found
+
+
+@functools.cache
+def files(where):
+    found = set()
+    for start in where:
+        base = ROOT / start
+        found |= {base} if base.is_file() else {*base.rglob("*.py"), *base.rglob("*.md")}
+    return sorted(found - OWN)
+
+
+@functools.cache
+def tokens(path):
+    return list(tokenize.generate_tokens(io.StringIO(path.read_text()).readline)) if path.suffix == ".py" else []
+
+
+@functools.cache
+def names(path):
+    return [(token.start[0], token.string) for token in tokens(path) if token.type == tokenize.NAME]
+
+
+@functools.cache
+def texts(path):
+    kinds = {tokenize.COMMENT, tokenize.STRING}
+    return [(token.start[0], token.string) for token in tokens(path) if token.type in kinds]
+
+
+@functools.cache
+def sentences(path):
+    """Paragraphs of a document, docstrings and comments of code."""
+    if path.suffix == ".md":
+        return [(0, part) for part in without_code(path.read_text()).split("\n\n")]
+    found = [(token.start[0], token.string) for token in tokens(path) if token.type == tokenize.COMMENT]
+    values = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Expr)]
+    found += [(one.lineno, one.value) for one in values if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    return [(number, without_code(text)) for number, text in found]
+
+
+def without_code(text):
+    """The text without code and without the targets of links."""
+    text = re.sub(r"^(```|~~~).*?^\1", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)

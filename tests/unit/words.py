@@ -1,19 +1,23 @@
 """Coinages that this project used once, and the standard terms that replace them; ``test_words`` finds the rest.
 
-A term is a regular expression. A row of NAMES is looked for in the names of the rooms that it lists, a row of PROSE in
-their comments, docstrings and texts. ``test_document_words`` has the table of documents.
+``coined`` is a regular expression. NAMES are identifiers; TEXTS are comments, docstrings and messages; SENTENCES are
+docstrings, comments and documents without code in backquotes. ``where``: paths that begin so.
 """
 
 from typing import NamedTuple
 
 PRODUCT = ("ckptd/", "client/")
+CLIENT = ("client/ckptd_client/",)
+_ROOMS = ("_gather", "_state", "_local", "_preempt", "_image", "_daemon", "_save", "_load", "demo")
+EDITED = ("bench/", *(f"client/ckptd_client/{room}/" for room in _ROOMS))  # rooms whose sentences were rewritten
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/", "deploy/", "systemd/")
 CODE = (*PRODUCT, "bench/", "tests/")
 DAEMON = ("ckptd/daemon/", "ckptd/core/", "ckptd/peers/", "tests/unit/daemon/", "tests/unit/core/", "tests/simulation/")
 PARITY = ("ckptd/parity/", "ckptd/core/", "ckptd/daemon/", "ckptd/shared/protocol/", "ckptd/checkpoint/repair/")
 
 
 class Row(NamedTuple):
-    """``coined``: a pattern; ``standard``: what to write; ``where``: paths that begin so."""
+    """A coinage, what to write in its place, and where."""
 
     coined: str
     standard: str
@@ -36,18 +40,35 @@ NAMES = (  # of variables, functions, classes, modules and fields
     Row("[Oo]utlived|lost_since", "SavesObsolete, obsolete_since", DAEMON),
     Row(r"_?(judged_|end_)?halves|\bhalf\b", "incomplete saves", ("ckptd/core/",)),
     Row(
-        "Board|OpenGate|Gate|_?gates?|_?[Hh]alls?|_Hall|[Cc]ompany|MAX_(COMPANY|GATES)",
+        "Boards?|OpenGate|Gate|_?gates?|_?[Hh]alls?|_Hall|[Cc]ompany|MAX_(COMPANY|GATES)",
         "NodeGroup, PeerExchange, Participants",
         PRODUCT,
     ),
-    Row("Landing", "Destination", PRODUCT),
+    Row("Landing", "Destination", CLIENT),
+    Row("Looks?", "Sampling, Sample", CLIENT),
+    Row("Word", "RankRecord, RankPlan, Message", (*CLIENT, "ckptd/peers/")),
+    Row("Fetch", "DeviceCopy", CLIENT),
     Row("_?life|_?lives", "process instance", ("ckptd/peers/",)),
 )
-PROSE = (  # comments, docstrings, texts
+TEXTS = (
     Row(r"at the door|the door\b|\bknock(s|ed)?\b", "waits to join", PRODUCT),
     Row(r"\broll call\b", "inventory", PRODUCT),
     Row(r"\banew\b", "again", PRODUCT),
     Row(r"\bbesides\b", "in addition to, also", PRODUCT),
     Row(r"\b(diary|survey)\b", "event log, query", PRODUCT),
     Row(r"\b(is|are|was|were|be|been) told\b", "a subject and a verb: the daemon sends, the rank receives", PRODUCT),
+)
+SENTENCES = (
+    Row("anew", "again, new", (*DOCUMENTS, *EDITED)),
+    Row("as ever", "as usual, unchanged", (*DOCUMENTS, *EDITED)),
+    Row("besides", "also, beyond", (*DOCUMENTS, *EDITED)),
+    Row("hears?|heard", "receives, learns, gets", (*DOCUMENTS, *EDITED)),
+    Row("in vain", "without an answer, without success", (*DOCUMENTS, *EDITED)),
+    Row("nobody", "no process, no user: name it", (*DOCUMENTS, *EDITED)),
+    Row("somebody|whoever", "a user, another program: name it", (*DOCUMENTS, *EDITED)),
+    Row("tells|told", "shows, reports, sends, notifies", (*DOCUMENTS, *EDITED)),
+    Row("doors?", "admission", (*DOCUMENTS, *EDITED)),
+    Row("news", "updates, messages", (*DOCUMENTS, *EDITED)),
+    Row("what is so", "the current state", (*DOCUMENTS, *EDITED)),
+    Row("what lies there", "files, segments: name it", (*DOCUMENTS, *EDITED)),
 )
