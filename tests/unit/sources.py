@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import gc
 import pathlib
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -25,8 +26,16 @@ EVERYTHING = CKPTD | CLIENT
 
 @functools.cache
 def trees():
-    """The tree of each module. Not when this is imported: every worker collects all tests."""
-    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in EVERYTHING.items()}
+    """The tree of each module. Not when this is imported: every worker collects all tests.
+
+    No garbage collection meanwhile: a finalizer whose traceback is printed parses, too, and Python 3.11 has one count of
+    the depth of both ("AST constructor recursion depth mismatch").
+    """
+    gc.disable()
+    try:
+        return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in EVERYTHING.items()}
+    finally:
+        gc.enable()
 
 
 def imports(tree):

@@ -184,7 +184,8 @@ class Data(Dataset):
 
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.AdamW(model.parameters())
-client = ckptd_client.connect(sys.argv[1], start=False)
+client = ckptd_client.connect(sys.argv[1], start=False, drain_every=100)
+print("connected", file=sys.stderr, flush=True)
 client.attach(optimizer, verify="samples")
 for epoch in range(3):
     for batch in DataLoader(Data(), batch_size=4, num_workers=2, multiprocessing_context="fork"):
@@ -201,4 +202,5 @@ print("done")
 def test_workers_that_only_inherit_print_nothing(node, job):
     process = node.run(_TRAINING, job)
     out, err = (part.decode() for part in process.communicate(timeout=120))
-    assert (process.returncode, out.split(), err) == (0, ["done"], "")
+    _, connected, err = err.partition("connected\n")  # before: that the store is new
+    assert (process.returncode, out.split(), connected, err) == (0, ["done"], "connected\n", "")
