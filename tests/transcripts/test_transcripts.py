@@ -19,7 +19,20 @@ from tests.unit.core.a_job import KEY, AJob
 
 HERE = pathlib.Path(__file__).parent
 STORIES = sorted(HERE.glob("*.txt"))
-HIDDEN = {"job", "reply_to", "client_started", "node", "nbytes", "session", "capacity", "run", "store_id", "after"}
+HIDDEN = {
+    "version",
+    "release",
+    "job",
+    "reply_to",
+    "client_started",
+    "node",
+    "nbytes",
+    "session",
+    "capacity",
+    "run",
+    "store_id",
+    "after",
+}
 
 
 def save_of(text):
