@@ -13,7 +13,7 @@ SOURCES := pyproject.toml constraints.txt
 COUNT ?= 1000
 NODES ?= 64
 SEED ?= 0
-WORKERS ?= 3
+WORKERS ?= 4
 UNIT ?= $(addprefix tests/unit/,core shared cli checkpoint/test_export.py checkpoint/test_export_zero.py checkpoint/test_verify.py parity/test_code.py parity/test_table.py) tests/property
 CLUSTER ?= long
 FORM ?= long
@@ -36,7 +36,7 @@ demo: $(TORCH) ## train, kill, restore, and compare with an undisturbed run
 unit: $(DEV) ## the tests that start no process and open no connection: seconds, while you write
 	$(BIN)/python -m pytest -q -n $(WORKERS) -p tests.unit.alone -m "not process" $(UNIT)
 
-test: $(DEV) ## every test of the short form, once; what each costs is in build/durations.tsv: WORKERS=3
+test: $(DEV) ## every test of the short form, once; what each costs is in build/durations.tsv: WORKERS=4
 	DURATIONS=build/durations.tsv $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -p tests.durations tests
 
 longest: ## the files of build/durations.tsv that make test begins with: after make test, when tests were added

@@ -28,8 +28,8 @@ EVERYTHING = CKPTD | CLIENT
 def trees():
     """The tree of each module. Not when this is imported: every worker collects all tests.
 
-    No garbage collection meanwhile: a finalizer whose traceback is printed parses, too, and Python 3.11 counts the depth
-    of both in one place ("AST constructor recursion depth mismatch").
+    No garbage collection meanwhile: a finalizer whose traceback is printed parses, too, and Python 3.11 counts the
+    depth of both in one place ("AST constructor recursion depth mismatch").
     """
     gc.disable()
     try:

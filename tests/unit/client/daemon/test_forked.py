@@ -192,8 +192,8 @@ for epoch in range(3):
         optimizer.zero_grad()
         model(batch).sum().backward()
         optimizer.step()
-        handle = client.save({"model": model, "optimizer": optimizer})
-handle.wait("durable", 20)
+        client.save({"model": model, "optimizer": optimizer})
+client.save({"model": model, "optimizer": optimizer}, drain=True).wait("durable", 20)
 client.close()
 print("done")
 """
