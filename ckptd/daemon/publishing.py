@@ -1,6 +1,7 @@
 """Sends the arena's intents to store workers: with each commit, and for what an earlier one left."""
 
 from collections.abc import Callable
+from functools import partial
 
 from ckptd.arena.publications import Publications
 from ckptd.daemon.store_scans import problem_of
@@ -23,6 +24,7 @@ class Publishing:
         self._stores = stores
         self._note_all = note_all
         self._failed: set[tuple[JobKey, SaveId]] = set()  # here; tried again when the store is looked at
+        self._asking: set[tuple[JobKey, SaveId]] = set()  # each rank of the node learns that the save is durable
 
     def intents(self, job: JobKey, save: SaveId) -> list[Intent]:
         """For a request that publishes this save."""
@@ -40,8 +42,10 @@ class Publishing:
         if not isinstance(message, Progress) or message.end is not End.DURABLE:
             return
         save = message.save
-        if self._publications.is_due(job, save) and (job, save) not in self._failed:
-            self._ask(job, self.intents(job, save), own_part=save)
+        if self._publications.is_due(job, save) and (job, save) not in self._failed | self._asking:
+            self._asking.add((job, save))
+            done = partial(self._asking.discard, (job, save))
+            self._ask(job, self.intents(job, save), own_part=save, then=lambda _: done())
 
     def finish_left(self, job: JobKey) -> None:
         """Asks for all that is still to be done, and to hear of what nobody here can do."""

@@ -39,7 +39,7 @@ class ParitySeal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What the parity is of, and the digests of its blocks."""
 
-    parity_chunk: ParityChunk
+    parity_chunk: ParityChunk = msgspec.field(name="piece")  # its name in files of this version
     table: Annotated[bytes, msgspec.Meta(max_length=1 << 30)]
 
 

@@ -100,15 +100,23 @@ def _sources(fs: FileLayer, key: JobKey, save: SaveId) -> dict[str, str]:
 
 def _origin(fs: FileLayer, directory: str) -> Origin | None:
     try:
-        origin = _origin_decoder.decode(fs.read_file(os.path.join(directory, MARKER), _MAX_MARKER_NBYTES))
+        origin = _read_origin(fs, directory)
     except (OSError, *MALFORMED):
         return None
     return origin if origin.is_sound else None
 
 
+def _read_origin(fs: FileLayer, directory: str) -> Origin:
+    return _origin_decoder.decode(fs.read_file(os.path.join(directory, MARKER), _MAX_MARKER_NBYTES))
+
+
 def _is_drafted(above: FileLayer, key: JobKey, save: SaveId, draft: Draft) -> bool:
-    origin = _origin(above, draft.path)
-    return origin is not None and origin.is_of(key) and origin.save == save
+    """Whether there is a draft of this save. Raises OSError for one that cannot be read: it may be there."""
+    try:
+        origin = _read_origin(above, draft.path)
+    except (FileNotFoundError, NotADirectoryError, *MALFORMED):
+        return False
+    return origin.is_sound and origin.is_of(key) and origin.save == save
 
 
 def _is_outrun(above: FileLayer, save: SaveId, draft: Draft) -> bool:

@@ -99,7 +99,7 @@ class TrainerDirectory:
 
     def _replace(self, temp: str, raw: bytes) -> None:
         """What is there already: a directory of ours makes place, beside somebody's files only ours are replaced."""
-        if not self._draft and self._is_there(raw):
+        if self._is_there(raw):
             self._above.rmtree(temp)
             return
         if self._draft or self.is_ours():

@@ -304,9 +304,11 @@ class _Saves:
         self.places.still()
         for origin, draft in reversed(drafts_in(os.path.dirname(place))):
             if draft.place == place and origin is not None and staging_of(self.client).has(origin.save):
-                with contextlib.suppress(FileNotFoundError):  # it has appeared meanwhile
-                    copy = tempfile.mkdtemp(prefix=".ckptd-load-", dir=os.path.dirname(place))
+                copy = tempfile.mkdtemp(prefix=".ckptd-load-", dir=os.path.dirname(place))
+                try:
                     return shutil.copytree(draft.path, copy, dirs_exist_ok=True)
+                except OSError:  # the daemon makes the place of it meanwhile
+                    shutil.rmtree(copy, ignore_errors=True)
         return place
 
 

@@ -157,8 +157,8 @@ def test_a_message_that_only_another_release_knows_is_refused_and_told(pair, bod
     exchange(pair)
     (told,) = pair.planes["b"].problems()
     assert told == (
-        f"message 'foo' of node a (protocol 2, ckptd {__version__}): "
-        f"this daemon (protocol 2, ckptd {__version__}) does not know it; "
+        f"message 'foo' of node a (protocol 3, ckptd {__version__}): "
+        f"this daemon (protocol 3, ckptd {__version__}) does not know it; "
         "install one version of ckptd on all nodes and restart the daemons"
     )
     pair.stop("a")
@@ -441,8 +441,8 @@ def test_a_known_key_speaks_in_no_other_name(world, dealer):
     ("frame", "release"),
     [
         (lambda: hello(version=packets.VERSION + 1), "ckptd 9.9"),
-        (lambda: msgspec.msgpack.encode([3, "a", {"to": "b"}, None, "no packet of today", "9.9", "more"]), "ckptd 9.9"),
-        (lambda: msgspec.msgpack.encode([3, "a", "b"]), "ckptd of unknown version"),
+        (lambda: msgspec.msgpack.encode([4, "a", {"to": "b"}, None, "no packet of today", "9.9", "more"]), "ckptd 9.9"),
+        (lambda: msgspec.msgpack.encode([4, "a", "b"]), "ckptd of unknown version"),
     ],
 )
 def test_another_version_is_refused_and_told(world, dealer, frame, release):
@@ -452,7 +452,7 @@ def test_another_version_is_refused_and_told(world, dealer, frame, release):
     world.until(lambda: b.refused["malformed"] == 1)
     world.spend(1.0)
     (told,) = b.problems()
-    assert f"node a (protocol 3, {release}) cannot speak with this daemon (protocol 2, ckptd {__version__})" in told
+    assert f"node a (protocol 4, {release}) cannot speak with this daemon (protocol 3, ckptd {__version__})" in told
     assert "install one version of ckptd on all nodes" in told
 
 

@@ -249,3 +249,20 @@ def test_wherever_a_publisher_is_killed_the_next_one_finishes(committed, folder,
             break
         number += 1
     assert number > 10
+
+
+def test_a_draft_that_cannot_be_read_is_a_problem_and_stays(committed, folder):
+    draft = drafted(committed, folder / "last.ckpt")
+    os.unlink(os.path.join(draft.path, MARKER))
+    os.mkdir(os.path.join(draft.path, MARKER))
+    assert "last.ckpt is not published" in published(committed, SAVE, draft)
+    assert listed(folder) == [os.path.basename(draft.path)]
+
+
+def test_a_place_that_has_the_save_is_not_replaced(committed, folder):
+    """A publisher that comes second would take it away for a moment, and for good if it ends there."""
+    place = folder / "last.ckpt"
+    published(committed, SAVE, drafted(committed, place))
+    first = place.stat().st_ino
+    assert published(committed, SAVE, drafted(committed, place)) == ""
+    assert (place.stat().st_ino, listed(folder)) == (first, ["last.ckpt"])

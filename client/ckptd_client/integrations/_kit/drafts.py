@@ -27,6 +27,7 @@ from ckptd_client.client import Client, staging_of
 
 log = logging.getLogger("ckptd_client")
 T = TypeVar("T")
+_ABANDONED_S = 600.0  # after which a draft without a marker is nobody's
 _HIDDEN_RE = re.compile(r"\.(.+)\.ckptd-[0-9a-z-]+")
 
 
@@ -83,6 +84,13 @@ def is_filled(client: Client, directory: str, origin: Origin) -> bool:
     return origin_of(directory) == origin and os.path.exists(os.path.join(directory, STOCK_METADATA))
 
 
+def is_published(draft: Draft) -> bool:
+    """Whether the daemon has made the place of a draft of a durable save: the draft is gone, or has the files."""
+    if draft.path == draft.place:
+        return os.path.exists(os.path.join(draft.place, STOCK_METADATA))
+    return not os.path.lexists(draft.path)
+
+
 def origin_of(directory: str | os.PathLike[str]) -> Origin | None:
     """Which save the directory is of, or its draft, None when none, or the marker cannot be read, or names no save.
 
@@ -134,7 +142,8 @@ def finish(client: Client, folder: str, own: Collection[SaveId] = ()) -> None:
     staging = staging_of(client)
     for origin, draft in drafts_in(folder):
         if origin is None:
-            discard(draft.path)
+            if time.time() - _written(draft.path) > _ABANDONED_S:  # else another training may be preparing it
+                discard(draft.path)
         elif not origin.is_of(staging.job):  # no file of a store that no rank here has named gets a name here
             log.warning("ckptd: %s does not appear: it is of job %r in %s", draft.place, origin.job, origin.store)
         elif origin.save not in own:

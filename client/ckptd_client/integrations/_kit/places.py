@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.origin import Origin
 from ckptd.shared.protocol.messages import End
-from ckptd.shared.protocol.publication import Draft
+from ckptd.shared.protocol.publication import MAX_DRAFTS, Draft
 from ckptd_client.client import Client, staging_of
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._kit.aside import Aside
-from ckptd_client.integrations._kit.drafts import discard, finish, prepare, publish, remove
+from ckptd_client.integrations._kit.drafts import discard, finish, is_published, prepare, publish, remove
 
 log = logging.getLogger("ckptd_client")
 
@@ -29,12 +30,16 @@ class Places:
         self._client = client
         self._coming: list[_Coming] = []
         self._doomed: dict[str, SaveHandle | None] = {}  # by place, the save that is to be there before it goes
+        self._arrived: set[SaveId] = set()  # saves with a place that is there
+        self._going: list[str] = []  # places that are being removed aside
         self._newest: SaveHandle | None = None
         self._folders: set[str] = set()
         self._aside = Aside()
 
     def expect(self, draft: Draft, files: Mapping[str, bytes], handle: SaveHandle) -> None:
         """The place appears, with these files, when the save is durable. Before it is staged on all ranks. OSError."""
+        if draft.place in self._going:
+            self._aside.join()
         prepare(draft, Origin.of(staging_of(self._client).job, handle.save_id), files)
         self._coming.append(_Coming(draft, handle))
         self._newest = handle
@@ -53,15 +58,23 @@ class Places:
         self._look()
 
     def _look(self) -> None:
-        for draft, handle in [each for each in self._coming if each.handle.end not in {None, End.KEPT}]:
-            self._coming.remove(_Coming(draft, handle))
+        for each in [each for each in self._coming if each.handle.end not in {None, End.KEPT}]:
+            draft, handle = each
             if handle.end is not End.DURABLE:
                 self._give_up(draft, handle, f"its save ended as '{handle.end}' ({handle.reason})")
+            elif is_published(draft):
+                self._arrived.add(handle.save_id)
+            elif len(self._coming) <= MAX_DRAFTS:
+                continue  # the daemon is about to, or tries again when it looks at the store
+            else:
+                self._give_up(draft, handle, "the daemon could not publish it: see ckptd status")
+            self._coming.remove(each)
         for place, after in self._doomed.items():
             if after is not None and after.end not in {None, End.DURABLE}:
                 self._doomed[place] = self._newest
-        gone = [place for place, after in self._doomed.items() if after is None or after.end is End.DURABLE]
+        gone = [place for place, after in self._doomed.items() if after is None or after.save_id in self._arrived]
         if gone and self._aside.run(lambda: _remove(gone)):
+            self._going = gone
             for place in gone:
                 del self._doomed[place]
 
@@ -70,7 +83,10 @@ class Places:
         """What may still be published stays for the daemon, or for the next run."""
         log.warning("ckptd: %s does not appear: %s", draft.place, why)
         if handle.end not in {None, End.DURABLE}:
-            discard(draft.path)
+            try:
+                discard(draft.path)
+            except OSError as error:
+                log.warning("ckptd: %s is not removed: %s", draft.path, error)
 
     def still(self) -> None:
         """Blocks until nothing is being removed."""
@@ -83,6 +99,7 @@ class Places:
             try:
                 handle.wait("durable")
                 publish(self._client, handle.save_id, draft)
+                self._arrived.add(handle.save_id)
             except CkptdError as error:
                 self._give_up(draft, handle, error)
         self._aside.join()
@@ -94,8 +111,11 @@ class Places:
             self.finish(folder)
 
     def finish(self, folder: str) -> None:
-        """What an earlier run has left in the folder, as drafts.finish. Raises OSError."""
-        finish(self._client, folder, {each.handle.save_id for each in self._coming})
+        """What an earlier run has left in the folder, as drafts.finish. Logs what cannot be read or removed."""
+        try:
+            finish(self._client, folder, {each.handle.save_id for each in self._coming})
+        except OSError as error:
+            log.warning("ckptd: drafts of an earlier run in %s are left: %s", folder, error)
 
 
 def _remove(places: list[str]) -> None:

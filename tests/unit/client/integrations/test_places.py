@@ -149,8 +149,29 @@ def test_what_no_daemon_knows_any_more_the_next_run_finishes(join, folder, job):
     half = folder / ".b.ckpt.ckptd-00000001"
     half.mkdir()
     client.close()
-    finish(join(), str(folder))
+    later = join()
+    finish(later, str(folder))
+    assert sorted(os.listdir(folder)) == [half.name, "a.ckpt"], "another training may be preparing it"
+    os.utime(half, (0, 0))
+    finish(later, str(folder))
     assert os.listdir(folder) == ["a.ckpt"]
+
+
+def test_nothing_is_removed_for_a_durable_save_whose_place_cannot_appear(join, folder, tmp_path):
+    with Node(str(tmp_path)) as slow:
+        slow.start(*SLOW)
+        training = Training(join(on=slow), folder)
+        training.save("a.ckpt").wait("durable", 20)
+        assert wait_for(lambda: training.shown() == ["a.ckpt"], 30)
+        handle = training.save("b.ckpt", elements=20_000)
+        (draft,) = folder.glob(".b.ckpt.ckptd-*")
+        (draft / MARKER).unlink()
+        (draft / MARKER).mkdir()
+        training.places.remove(str(folder / "a.ckpt"))
+        handle.wait("durable", 30)
+        training.places.remove(str(folder / "none.ckpt"))
+        training.places.still()
+        assert "a.ckpt" in training.shown()
 
 
 def test_what_names_a_checkpoint_of_another_store_gets_none_of_its_files(join, folder, tmp_path):
