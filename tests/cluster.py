@@ -44,7 +44,7 @@ class Node:
 
     def environ(self, **extra: str) -> dict[str, str]:
         """Of every process of this node: no setting of the caller's own gets in."""
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("CKPTD_", "NOTIFY_", "WATCHDOG_"))}
+        clean = pythons.inherited("CKPTD_", "NOTIFY_", "WATCHDOG_")
         return (
             clean
             | ENVIRON

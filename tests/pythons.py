@@ -40,6 +40,12 @@ _MODULES = {
 _FOLDER = "TESTS_PYTHONS"  # the variable that says where the sockets of the servers are
 
 
+def inherited(*left_out: str) -> dict[str, str]:
+    """Variables of this process but those that begin so; another thread may change them meanwhile, as pytest does."""
+    found = {name: os.environ.get(name) for name in list(os.environ) if not name.startswith(left_out)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 class _Servers:
     """Both kinds, each started when it is first asked for something; those of the process that had this one forked."""
 
@@ -96,7 +102,7 @@ class _Servers:
             return path
 
     def _start(self, kind: str, path: str) -> None:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("CKPTD_", "NOTIFY_", "WATCHDOG_", "PYTHONW"))}
+        clean = inherited("CKPTD_", "NOTIFY_", "WATCHDOG_", "PYTHONW")
         theirs, ours = os.pipe()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)

@@ -29,8 +29,8 @@ def state():
 
 
 @pytest.fixture
-def places(node, tmp_path):
-    """Directories and files by what they are."""
+def places(client, node, tmp_path):
+    """Directories and files by what they are; the client's job has a checkpoint by now."""
     dcp.save(state(), checkpoint_id=tmp_path / "dcp")
     (tmp_path / "empty").mkdir()
     (tmp_path / "hf").mkdir()

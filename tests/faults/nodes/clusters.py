@@ -36,7 +36,7 @@ class Zygote:
     """Has ranks forked, and ends them. One for all tests of a session."""
 
     def __init__(self) -> None:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("CKPTD_", "NOTIFY_", "WATCHDOG_"))}
+        clean = pythons.inherited("CKPTD_", "NOTIFY_", "WATCHDOG_")
         self._environ = clean | pythons.ENVIRON | {"GLOO_SOCKET_IFNAME": "lo"}
         self._processes: list[subprocess.Popen[bytes]] = []
 
