@@ -51,7 +51,7 @@ CKPTD = {
         (*SHARED, "shared.files", "shared.stores", "system", "arena", "peers", "store"),
     ),
     "store.posix": (
-        "the store in a directory: paths, commit, scan, removal, publication",
+        "the store in a directory: it writes images, commits, scans, removes, publishes",
         (*SHARED, "shared.files", "shared.stores", "store", "system"),
     ),
     "store": (
@@ -77,7 +77,7 @@ CKPTD = {
     "shared.torchfile": ("pure: files that torch reads", ("shared.base", "shared.format")),
     "shared.settings": ("which settings and variables there are", SHARED),
     "shared.protocol": ("pure: messages", ("shared.base", "shared.format")),
-    "shared.format": ("pure: bytes in files and slots", ("shared.base",)),
+    "shared.format": ("pure: bytes in files and slots; redundancy schemes", ("shared.base",)),
     "shared.base": ("pure: names, errors and how both are worded", ()),
     "__main__": ("python -m ckptd", ("cli",)),
 }

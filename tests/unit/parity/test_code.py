@@ -16,7 +16,7 @@ class Copies(Layout):
 
     name = "copies"
     losses = 2
-    slot_retention = "2 times a node's bytes"
+    keeps = "2 times a node's bytes"
 
     def holders(self, members, group):
         return tuple((group + k) % members for k in (1, 2))

@@ -1,4 +1,5 @@
 import os
+import pathlib
 import reprlib
 import tomllib
 
@@ -199,3 +200,9 @@ def test_double_parity_has_smaller_sets():
         load_config({"redundancy": "double", "set_size": 17}, {})
     assert load_config({"redundancy": "double", "set_size": 16}, {})[0].set_size == 16
     assert load_config({"redundancy": "xor", "set_size": 64}, {})[0].set_size == 64
+
+
+def test_the_page_of_settings_has_each():
+    page = (pathlib.Path(__file__).parents[3] / "docs/settings.md").read_text()
+    rows = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
+    assert [one for one in Config.__struct_fields__ if f"`{one}`" not in rows] == []
