@@ -159,7 +159,7 @@ def another_version(directory, version, protocol=None):
     shutil.copytree(os.path.join(ROOT, "ckptd"), directory / "ckptd", ignore=shutil.ignore_patterns("__pycache__"))
     change(directory / "ckptd" / "__init__.py", r'__version__ = ".*"', f'__version__ = "{version}"')
     if protocol is not None:
-        change(directory / "ckptd" / "peers" / "packets.py", r"(?m)^VERSION = 2$", f"VERSION = {protocol}")
+        change(directory / "ckptd" / "peers" / "packets.py", r"(?m)^VERSION = \d+$", f"VERSION = {protocol}")
     return str(directory)
 
 
