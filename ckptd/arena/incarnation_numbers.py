@@ -1,6 +1,6 @@
-"""Incarnation numbers that the clock has not passed yet, kept in one file of the arena: no life of a job has one twice.
+"""Incarnation numbers that the clock has not passed yet, kept in one file of the arena: no run of a job has one twice.
 
-A store counts its own numbers. One of the clock, or above it, may be given while the store is silent; the next life
+A store counts its own numbers. One of the clock, or above it, may be given while the store is silent; the next run
 of the job, of which nothing else may be left here, must have a larger one. Once the clock shows more, it needs no word.
 """
 

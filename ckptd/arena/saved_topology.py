@@ -1,4 +1,4 @@
-"""The topology of each job, kept in the job's directory of the arena for the next life of this daemon."""
+"""The topology of each job, kept in the job's directory of the arena for the next process of this daemon."""
 
 import contextlib
 import logging

@@ -109,7 +109,7 @@ class FetchSegment(Action, frozen=True, kw_only=True):
 
 
 class KeepTopology(Action, frozen=True, kw_only=True):
-    """Write it to the job's directory in the arena, for the next life of this daemon; talk to these daemons."""
+    """Write it to the job's directory in the arena, for the next process of this daemon; talk to these daemons."""
 
     topology: Topology
     epoch: int

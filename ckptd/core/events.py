@@ -83,7 +83,7 @@ class DigestsFailed(Event, frozen=True, kw_only=True):
 
 
 class TopologyKept(Event, frozen=True, kw_only=True):
-    """What an earlier process of this daemon knew of the job's nodes; epoch as in Piece. Told first at start."""
+    """What an earlier process of this daemon knew of the job's nodes; epoch as in ParityChunk. Told first at start."""
 
     topology: Topology
     epoch: int

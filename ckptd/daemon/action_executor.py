@@ -114,7 +114,7 @@ class ActionExecutor:
             act.Commit: self._commit,
             act.RemoveCheckpoint: self._remove,
             act.RemovePartial: self._remove_partial,
-            act.KeepTopology: self._keep,  # queues behind the removal of the job's earlier life
+            act.KeepTopology: self._keep,  # queues behind the removal of the job's earlier run
             act.KeepNumber: lambda a: self.numbers.keep(a.job, a.number),
             act.ForgetJob: lambda a: self._clean(lambda: self._arena.forget_job(a.job)),
             act.HoldRanks: self.boards.hold,

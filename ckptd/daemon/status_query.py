@@ -1,4 +1,4 @@
-"""One question to the daemons of all nodes of some jobs, for a status: who was asked, who answered, what that makes.
+"""One query to the daemons of all nodes of some jobs, for a status: who was asked, who answered, what that makes.
 
 Pure: what is asked and when it is over is decided here, ``ckptd/daemon/status_service.py`` sends and listens.
 """

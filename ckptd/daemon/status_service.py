@@ -15,7 +15,7 @@ from ckptd.core.jobs import Catalogue, Job
 from ckptd.daemon import status as builder
 from ckptd.daemon.rank_socket import Incoming
 from ckptd.daemon.status_query import Answer, StatusQuery, decode_answer, encode_answer, joined
-from ckptd.daemon.steps_service import StepsService
+from ckptd.daemon.steps_service import QUERY_BITS, StepsService
 from ckptd.peers.packets import Answered, Ask, StepsAsked, StepsKnown
 from ckptd.peers.plane import PeerPlane
 from ckptd.shared.base.errors import ProtocolError
@@ -28,7 +28,6 @@ MAX_ERRORS = 20
 _MAX_OWN = 10  # of them, with room for what strangers cause
 _MAX_SURVEYS = 64  # at once; who asks beyond that hears of this node alone
 _SAID_S = 0.5  # how old an answer to another daemon may be
-_QUESTION_BITS = 52  # known to nobody but those who are asked, so an answer is theirs; packets take ids below 2**53
 _MAX_CHARS = 4096  # of an error that travels
 
 
@@ -93,7 +92,7 @@ class StatusService:
         }
         waiting = _Waiting(incoming, StatusQuery(others, time.monotonic()))
         for key, nodes in others.items():
-            question = secrets.randbits(_QUESTION_BITS)
+            question = secrets.randbits(QUERY_BITS)
             waiting.jobs[question] = key
             for node in nodes:
                 if not self._from.plane.write(key, node, Ask(question, key)):

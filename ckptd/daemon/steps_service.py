@@ -21,7 +21,7 @@ _PEER_PATIENCE_S = 8.0  # of another daemon: it shall hear why before its rank h
 _DOUBT_S = 3.0  # a coordinator that has just begun waits so long for store and nodes, before it says what it knows
 _AGAIN_S = 1.0  # a question may be lost with a link
 _MAX_QUESTIONS = 1 << 16  # of other daemons, at once; they ask again
-_QUESTION_BITS = 52  # as of StatusService
+QUERY_BITS = 52  # only the daemons that are asked know it, so an answer is theirs; packets take ids below 2**53
 
 _Known = tuple[CheckpointStatus, ...]
 _Outcome = _Known | CkptdError
@@ -64,7 +64,7 @@ class StepsService:
             else:
                 self._answer(incoming.identity, Steps(reply_to=seq, checkpoints=list(outcome)))
 
-        self._add("", secrets.randbits(_QUESTION_BITS), job, answer, now)
+        self._add("", secrets.randbits(QUERY_BITS), job, answer, now)
 
     def hear(self, node: str, body: StepsAsked | StepsKnown, now: float) -> None:
         """A question or an answer of another daemon."""

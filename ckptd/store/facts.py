@@ -46,7 +46,7 @@ class Scan(msgspec.Struct, frozen=True, tag="scan"):
     partials: list[PartialEntry]  # newest first
     problems: list[str]  # of entries that are neither: what is wrong and, on a line of its own, a hint
     records: list[IncarnationRecord] = []  # lowest number first
-    strange: list[str] = []  # names with numbers that no life of the job can have had: nothing is made of them
+    strange: list[str] = []  # names with numbers that no run of the job can have had: nothing is made of them
 
 
 class OpenedStore(msgspec.Struct, frozen=True):

@@ -128,7 +128,7 @@ def forget_superseded(job: JobRecords, dirname: str) -> None:
 
 
 def _used(files: StoredFiles) -> list[int]:
-    """Of checkpoints, unfinished or not; of those that no life can have had, what a record vouches for."""
+    """Of checkpoints, unfinished or not; of those that no run can have had, what a record vouches for."""
     try:
         names = files.names()
     except FileNotFoundError:

@@ -82,7 +82,7 @@ def _renamed(job: StoredFiles, names: Iterable[str]) -> Iterator[str]:
 def record_numbers(job: StoredFiles, known: int = 0) -> list[int]:
     """Numbers that were taken, readable record or not, lowest first.
 
-    None that no life of the job can have had: it is a stranger's. known: some life has had those up to it.
+    None that no run of the job can have had: it is a stranger's. known: some run has had those up to it.
     """
     found = [number for _, number in _numbered(job)]
     return sorted(number for number in found if number <= known or is_plausible(number, time.time()))
@@ -121,7 +121,7 @@ def _strange_markers(job: StoredFiles) -> list[str]:
 
 
 def _strange(job: StoredFiles, name: str) -> str:
-    what = "has a number that no life of the job can have had: it is ignored; if it is nobody's, remove it"
+    what = "has a number that no run of the job can have had: it is ignored; if it is nobody's, remove it"
     return f"{job.where(name)} {what}"
 
 

@@ -33,7 +33,7 @@ class Drains(SaveRecords):
         self.retry_at: float | None = None
         self._partials: set[SaveId] = set()
         self.retention = Retention(job, policy.keep_last, policy.keep_every)
-        self.disputed = -1  # an incarnation whose number an older incarnation on the store has too
+        self.disputed = -1  # an incarnation number that an older run on the store has too
         self.fence = Fence(job)
         self._asked: Commit | None = None  # the last commit; it may be answered after the job's session changed
         self.ready = False  # the store was seen once: what is durable already is known, so drains may begin

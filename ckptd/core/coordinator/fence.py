@@ -22,7 +22,7 @@ class Fence:
         self.void: tuple[str, ...] = ()  # sessions that are over, and take nothing over: see Sessions.void
         self._seen: tuple[ev.Recorded, ...] = ()  # records, at the last look
         self._asked = 0  # the number that a look under way puts on record
-        self._lost = 0  # the number that was made up, if the store had given it to another incarnation of the job
+        self._lost = 0  # the number that was made up, if the store had given it to another run of the job
         self._session = ""  # empty: none is known; commits are then made in the name of the session that saved
         self.store_id = ""  # of the store as it was seen last
         self.taken_over = 0  # the incarnation of another session that has taken the job over
@@ -56,7 +56,7 @@ class Fence:
         return True
 
     def looked(self, event: ev.StoreScanned, highest: int) -> bool:
-        """Takes in the scan. Returns whether an older incarnation has the made-up number, which cannot be kept then.
+        """Takes in the scan. Returns whether an older run has the made-up number, which cannot be kept then.
 
         highest: of the saves there that are not this session's.
         """

@@ -35,7 +35,7 @@ class InventoryBarrier:
         """A session was opened. Who has spoken since its link came up need not say it again.
 
         But only who was in this session then, before this daemon restarted, has named all nodes that it ran on before.
-        nodes: all that have, or may have, something. inside: where the session runs. again: all of them say it again,
+        nodes: all that have, or may have, something. inside: where the session runs. repeat: all of them send it again,
         and loads wait for those that can.
         """
         doubted: set[str] = set()

@@ -74,7 +74,7 @@ class ParityScheduler:
         if not self.on or self.topology is None or node not in self._sets:
             return []
         actions: list[Action] = []
-        if self.newest is None:  # another incarnation of this coordinator may have seen it protected
+        if self.newest is None:  # an earlier process of this coordinator may have seen it protected
             for key in sorted(self._chunks[node], reverse=True):
                 if key[1] == self.epoch and all(key in self._chunks.get(n, {}) for n in self._sets):
                     return [*self._protected(key), *self.advance(now)]

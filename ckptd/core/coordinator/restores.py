@@ -280,7 +280,7 @@ class Restores:
         lost = [rank for rank in lost if self._routes.fetch(save, rank, r.damaged) is None]
         if lost:
             return self._lost(r, save, lost)
-        why = "it could not be written there" if save in r.given_up else "a newer one, or another life, has its turn"
+        why = "it could not be written there" if save in r.given_up else "a newer save or another run goes first"
         return Reason(f"{save}, of {size} ranks, must be on the store to be read by these ranks: {why}", lost=False)
 
     def _lost(self, r: Round, save: SaveId, ranks: list[int]) -> Reason:

@@ -145,9 +145,9 @@ def newest_whole(records: Iterable[Record], on_store: Iterable[SaveId]) -> SaveI
 
 
 def obsolete_since(records: Iterable[Record], loaded: SaveId, incarnation: int) -> list[SaveId]:
-    """Saves of older lives of the job than incarnation, of which too much is lost: an older one was loaded.
+    """Saves of older incarnations than this one, of which too much is lost: an older one was loaded.
 
-    A coordinator that took over knows one that was staged, and is not whole any more, as a half that it gave up.
+    A coordinator that took over knows one that was staged, and is not whole any more, as incomplete and given up.
     """
     newer = [r for r in records if loaded < r.save and r.save.incarnation < incarnation and r.held and not r.in_memory]
     return sorted(r.save for r in newer if r.phase is Phase.STAGED or r.end is End.ABANDONED)

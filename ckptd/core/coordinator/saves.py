@@ -34,7 +34,7 @@ class Saves(Drains):
     def __init__(self, job: JobKey, node: str, policy: Policy, inventory: InventoryBarrier) -> None:
         super().__init__(job, node, policy, inventory)
         self.due = DrainCadence()
-        self.incarnation = 0  # of the job's present life
+        self.incarnation = 0  # the job's present one
         self.silent_since: float | None = None  # the store was asked then, and has never answered
         self.awaited: Container[SaveId] = ()  # not whole as far as is known, but more may be found
 
@@ -165,7 +165,7 @@ class Saves(Drains):
         return [a for r in old for a in self._finish(r, End.ABANDONED, f"incarnation {incarnation} began")]
 
     def dispute(self, incarnation: int) -> list[Action]:
-        """An older incarnation owns this incarnation's names: nothing may be drained, or matched with the store."""
+        """An older run owns this incarnation's names: nothing may be drained, or matched with the store."""
         self.disputed = incarnation
         reason = f"incarnation {incarnation} was begun while the store was silent, and the store has it already"
         ours = [r for r in self.records.values() if r.save.incarnation == incarnation and r.end is not End.FAILED]

@@ -22,7 +22,7 @@ from ckptd.shared.protocol.topology import Peer, Topology
 
 
 class Sessions:
-    """The door. ``incarnation`` is the largest number this coordinator knows of."""
+    """Admission of sessions. ``incarnation`` is the largest number this coordinator knows of."""
 
     def __init__(self, job: JobKey, node: str, policy: Policy, known: int = 0) -> None:
         self._job = job
@@ -115,7 +115,7 @@ class Sessions:
         return self._open_waiting(now)
 
     def retire(self, incarnation: int) -> None:
-        """Another node coordinates the job now, in this incarnation; who stands at this door waits on."""
+        """Another node coordinates the job now, in this incarnation; what waits to join here waits on."""
         self.incarnation = max(self.incarnation, incarnation)
         self.session, self.members, self.departed, self.visitors = "", {}, {}, set()
         self.topology, self.epoch = None, 0
@@ -144,7 +144,7 @@ class Sessions:
                 self.spoiled = f"rank {event.rank} was refused: {problem[1]}"
             return [self._refusal(event.session, (event.rank,), *problem)]
         if event.session == self.session and not event.incarnation and not self.members and self.departed:
-            self.session = ""  # all of it ended: who comes under the same name now is a new life
+            self.session = ""  # all of it ended: a session of the same name is a new one now
         if event.session == self.session or event.incarnation > 0:
             if event.session != self.session:
                 self.members, self.asked_store = {}, ""

@@ -44,7 +44,7 @@ class PeerAnswers:
         self._waiting = [*(other for other in self._waiting if other != order), order]
         return self.settled()
 
-    def piece_asked(self, order: ev.ChunkRequested) -> list[Action]:
+    def chunk_requested(self, order: ev.ChunkRequested) -> list[Action]:
         """At once: it lies here, or it does not."""
         chunk = self._protection.chunks.get((order.save, order.epoch))
         told = ev.ChunkReported(job=self._job, node=self._node, save=order.save, epoch=order.epoch, chunk=chunk)

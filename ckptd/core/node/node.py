@@ -128,7 +128,7 @@ class JobNode:
             ev.CommitFinished: (self.succession.durable,),
             ev.ColumnOffered: (protection.offered,),
             ev.SealAsked: (self.answers.seal_asked,),
-            ev.ChunkRequested: (self.answers.piece_asked,),
+            ev.ChunkRequested: (self.answers.chunk_requested,),
             ev.SealTold: (self.fetching.sealed,),
             ev.ChunkReported: (self.fetching.described,),
         }

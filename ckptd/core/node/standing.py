@@ -22,7 +22,7 @@ class Standing:
             self.incarnation, self.run = incarnation, run
 
     def kept(self, event: ev.TopologyKept) -> list[Action]:
-        """An earlier life of this daemon knew it."""
+        """An earlier process of this daemon knew it."""
         self.heard(event.epoch, NO_RUN)
         return []
 
@@ -40,7 +40,7 @@ class Standing:
         return self.saved_to(order)
 
     def remembered(self, event: ev.StoreRemembered) -> list[Action]:
-        """An earlier life of this daemon knew it."""
+        """An earlier process of this daemon knew it."""
         self.store_id = event.store_id
         return []
 

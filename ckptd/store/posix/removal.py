@@ -12,17 +12,14 @@ from types import MappingProxyType
 from ckptd.shared.base.errors import CkptdError, DamagedError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.committed import TRASH_PREFIX
-from ckptd.shared.format.manifest import (
-    COMMITTED,
-    LATEST,
-)
+from ckptd.shared.format.manifest import COMMITTED, LATEST
 from ckptd.shared.protocol.publication import Intents
 from ckptd.store.numbers import forget_superseded
 from ckptd.store.posix.commit import set_latest
 from ckptd.store.posix.links import is_linked_to
 from ckptd.store.posix.publish import publish
 from ckptd.store.posix.records import PosixRecords
-from ckptd.store.posix.scan import Place, committed_at, job_dir, of_job, scan
+from ckptd.store.posix.scan import Place, committed_at, job_dir, latest_name, of_job, scan
 from ckptd.store.scan import pinned
 from ckptd.system import failpoints
 from ckptd.system.files import FileLayer, is_temp
@@ -59,7 +56,7 @@ def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents
     # The newer one's rename must be on the disk before this one's: another node may have made it a moment ago.
     fs.fsync_dir(job_dir(key))
     note = set_latest(fs, Place(key, newest))
-    if note and _latest_name(fs, key) == save.dirname:
+    if note and latest_name(fs, key) == save.dirname:
         raise CkptdError(f"{Place(key, save).final} stays: {note}", hint="free space on the store, or raise the quota")
     failpoints.reach("remove.before-rename")
     trash = _to_trash(fs, Place(key, save).final)
@@ -69,13 +66,6 @@ def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents
     forget_superseded(PosixRecords(fs, key), save.dirname)
     _empty(fs, trash)
     return True
-
-
-def _latest_name(fs: FileLayer, key: JobKey) -> str:
-    try:
-        return fs.readlink(os.path.join(job_dir(key), LATEST))
-    except OSError:
-        return ""
 
 
 def remove_partial(fs: FileLayer, key: JobKey, save: SaveId) -> None:

@@ -5,7 +5,7 @@ import os
 import msgspec
 
 from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.shared.format.manifest import VOTES_DIR, Committed
+from ckptd.shared.format.manifest import LATEST, VOTES_DIR, Committed
 from ckptd.shared.stores.directory import DirectoryFiles
 from ckptd.store import scan as reading
 from ckptd.store.facts import Scan
@@ -47,6 +47,14 @@ def files_at(fs: FileLayer, path: str) -> DirectoryFiles:
 def job_dir(key: JobKey) -> str:
     """Directory of a job's checkpoints."""
     return os.path.join(key.store, key.job)
+
+
+def latest_name(fs: FileLayer, key: JobKey) -> str:
+    """What `latest` leads to, in the job's directory; empty without one, or where it cannot be read."""
+    try:
+        return fs.readlink(os.path.join(job_dir(key), LATEST)).rstrip("/")
+    except OSError:
+        return ""
 
 
 def of_job(fs: FileLayer, key: JobKey) -> DirectoryFiles:

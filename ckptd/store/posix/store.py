@@ -8,7 +8,7 @@ from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId, StoreId
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.integrity import XXH3, Integrity
-from ckptd.shared.format.manifest import LATEST, Vote
+from ckptd.shared.format.manifest import Vote
 from ckptd.shared.protocol.publication import Intents, Publication
 from ckptd.store.facts import CommitOutcome, Committer
 from ckptd.store.image import Flow
@@ -20,7 +20,7 @@ from ckptd.store.posix.image_writer import put_files
 from ckptd.store.posix.in_the_way import explain
 from ckptd.store.posix.probe import probe
 from ckptd.store.posix.records import PosixRecords
-from ckptd.store.posix.scan import Place, job_dir, save_at
+from ckptd.store.posix.scan import Place, job_dir, latest_name, save_at
 from ckptd.store.records import JobRecords
 from ckptd.system.files import FileLayer
 
@@ -64,9 +64,7 @@ class PosixStore(Store):
         return commit.commit(self._fs, self._key(job), save, writer, by, intents)
 
     def latest(self, job: str) -> str:
-        with contextlib.suppress(OSError):
-            return self._fs.readlink(os.path.join(job_dir(self._key(job)), LATEST)).rstrip("/")
-        return ""
+        return latest_name(self._fs, self._key(job))
 
     def remove(self, job: str, save: SaveId, intents: Intents = NO_INTENTS) -> bool:
         return removal.remove_checkpoint(self._fs, self._key(job), save, intents)

@@ -198,12 +198,11 @@ class Attached:
     def _is_allowed(self, files: RestoredFiles) -> bool:
         """Whether what ckptd has may be unpickled. One answer on all ranks; RestoreError where it lies nowhere else."""
         refused = [name for name in files.names if not staging_of(self.client).pickle_keys.allow(name)]
-        said = [bool(refused), files.is_published]
-        dist.broadcast_object_list(said, src=0)
-        if not said[0] and not refused:
+        any_refused, published = from_rank_0(lambda: (bool(refused), files.is_published))
+        if not any_refused and not refused:
             return True
         what = f"step {files.step} in memory is pickles, which may run any code when they are read"
-        if said[1]:
+        if published:
             check_unproved(self.client, str(files.directory), f"{what}, and {_ALLOW} is not said to attach")
             log.warning("ckptd: %s: DeepSpeed loads it from the disk, its own way; attach(%s)", what, _ALLOW)
             return False
@@ -211,9 +210,7 @@ class Attached:
 
     def _is_wanted(self, files: RestoredFiles, load_dir: str, tag: str | None) -> bool:
         """Whether what ckptd has is what is asked for, and not older than what lies there. One answer on all ranks."""
-        said = [self._model_engine.global_rank == 0 and _is_wanted(files, load_dir, tag, self._model_engine)]
-        dist.broadcast_object_list(said, src=0)
-        return bool(said[0])
+        return bool(from_rank_0(lambda: _is_wanted(files, load_dir, tag, self._model_engine)))
 
 
 def _is_wanted(files: RestoredFiles, load_dir: str, tag: str | None, model_engine: Any) -> bool:

@@ -143,7 +143,7 @@ class CkptdTrainerMixin:
         return stock._finalize_training(*args, **options)
 
     def _ckptd_bring_best(self: Any) -> None:
-        """The best checkpoint, if it was saved in an earlier life and never published, is written by rank 0."""
+        """The best checkpoint, if it was saved in an earlier run and never published, is written by rank 0."""
         run, path = self._ckptd, self.state.best_model_checkpoint
         best = run.agreed(path if path is not None and not os.path.isdir(path) else "")
         if not best:
