@@ -23,7 +23,7 @@ from ckptd.shared.format.manifest import (
     make_committed,
     make_manifest,
 )
-from ckptd.shared.stores import schemes
+from ckptd.shared.stores import kinds
 from ckptd.store.facts import CommitOutcome
 from ckptd.store.interface import NO_INTENTS, Store
 from ckptd.store.numbers import check_counted, mark_superseded, taken_over_by
@@ -39,11 +39,11 @@ _IDS: dict[str, str] = {}  # of stores, by URL
 @contextlib.contextmanager
 def registered():
     """While it is entered, URLs with this scheme are of stores, all of them new."""
-    schemes.KINDS[SCHEME] = schemes.Kind("tests.memory_store:MemoryFiles", "tests.memory_store:MemoryStore")
+    kinds.KINDS[SCHEME] = kinds.Kind("tests.memory_store:MemoryFiles", "tests.memory_store:MemoryStore")
     try:
         yield
     finally:
-        del schemes.KINDS[SCHEME]
+        del kinds.KINDS[SCHEME]
         _OBJECTS.clear()
         _IDS.clear()
 

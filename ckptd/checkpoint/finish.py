@@ -8,10 +8,10 @@ from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.committed import About, Opened, file_findings, open_committed, parity_findings, raise_first
 from ckptd.shared.format.integrity import XXH3, Integrity
-from ckptd.shared.stores.schemes import open_files
+from ckptd.shared.stores.kinds import open_files
 from ckptd.store.facts import PartialEntry
 from ckptd.store.interface import Store
-from ckptd.store.schemes import open_store
+from ckptd.store.opening import open_store
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ from ckptd.shared.format.replica_shares import compared, doubt
 from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals, is_page
 from ckptd.shared.format.stored_files import StoredFile, StoredFiles, read_exactly, read_some
 from ckptd.shared.stores.directory import OpenedFile
-from ckptd.shared.stores.schemes import absolute, open_files, real
+from ckptd.shared.stores.kinds import absolute, open_files, real
 from ckptd.shared.torchfile.metadata_read import stranger_in
 from ckptd.system.files import is_temp
 

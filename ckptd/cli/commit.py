@@ -10,8 +10,8 @@ from ckptd.checkpoint.finish import Finished, finish, finish_again
 from ckptd.cli import common
 from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
 from ckptd.shared.format.integrity import Integrity
-from ckptd.shared.stores.schemes import absolute, is_there
-from ckptd.store.schemes import jobs_at
+from ckptd.shared.stores.kinds import absolute, is_there
+from ckptd.store.opening import jobs_at
 from ckptd.system import human
 
 SCHEMA = 1

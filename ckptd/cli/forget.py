@@ -11,7 +11,7 @@ from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.arena_paths import JOBS
 from ckptd.shared.protocol.status import Status
-from ckptd.shared.stores.schemes import normal
+from ckptd.shared.stores.kinds import normal
 from ckptd.system import human
 
 SCHEMA = 1

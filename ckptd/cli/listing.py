@@ -15,10 +15,10 @@ from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.replica_shares import Compared, doubt
-from ckptd.shared.stores.schemes import absolute
+from ckptd.shared.stores.kinds import absolute
 from ckptd.store.facts import CommittedEntry, PartialEntry
 from ckptd.store.interface import Standing, Store
-from ckptd.store.schemes import jobs_at, open_store
+from ckptd.store.opening import jobs_at, open_store
 from ckptd.store.trainer_files import how_to_publish
 from ckptd.system import human
 

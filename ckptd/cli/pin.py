@@ -9,8 +9,8 @@ from ckptd.cli import common
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import JobKey, parse_dirname
 from ckptd.shared.format.integrity import XXH3
-from ckptd.shared.stores.schemes import real
-from ckptd.store.schemes import open_store
+from ckptd.shared.stores.kinds import real
+from ckptd.store.opening import open_store
 
 SCHEMA = 1
 

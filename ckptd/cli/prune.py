@@ -8,9 +8,9 @@ from ckptd.core.coordinator.retention import superfluous
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.integrity import Integrity
-from ckptd.shared.stores.schemes import absolute
+from ckptd.shared.stores.kinds import absolute
 from ckptd.store.interface import Store
-from ckptd.store.schemes import jobs_at, open_store
+from ckptd.store.opening import jobs_at, open_store
 from ckptd.system import human
 from ckptd.system.config import load_config
 

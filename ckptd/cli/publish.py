@@ -9,8 +9,8 @@ from ckptd.cli import common
 from ckptd.cli.pin import named
 from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.protocol.publication import Publication, check_publication
-from ckptd.shared.stores.schemes import real
-from ckptd.store.schemes import open_store
+from ckptd.shared.stores.kinds import real
+from ckptd.store.opening import open_store
 from ckptd.system import human
 
 SCHEMA = 1

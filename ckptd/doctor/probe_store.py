@@ -13,8 +13,8 @@ import msgspec
 
 from ckptd.doctor.rules import StoreFacts
 from ckptd.shared.format.integrity import XXH3
-from ckptd.shared.stores.schemes import absolute
-from ckptd.store.schemes import open_store
+from ckptd.shared.stores.kinds import absolute
+from ckptd.store.opening import open_store
 
 _GRACE_S = 0.5
 

@@ -1,4 +1,4 @@
-"""The interface of all kinds of store. ``ckptd.store.schemes`` opens a store by its URL.
+"""The interface of all kinds of store. ``ckptd.store.opening`` opens a store by its URL.
 
 A store keeps jobs, a job checkpoints, a checkpoint files. It is opened by one process and used by several threads at
 once; other processes, on other nodes, use it at the same time. It keeps nothing in memory that another process must
@@ -31,7 +31,7 @@ from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.format.manifest import COMMITTED, UNPUBLISHED, Vote
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.protocol.publication import Intents, Publication
-from ckptd.shared.stores.schemes import open_files
+from ckptd.shared.stores.kinds import open_files
 from ckptd.store import numbers, pins
 from ckptd.store.facts import CommitOutcome, Committer, OpenedStore, Scan, Taker
 from ckptd.store.image import Flow, Image

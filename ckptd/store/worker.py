@@ -52,9 +52,9 @@ from ckptd.store.messages import (
     encode_frame,
     hello_frame,
 )
+from ckptd.store.opening import open_store
 from ckptd.store.other_jobs import other_jobs
 from ckptd.store.parity import drain_parity
-from ckptd.store.schemes import open_store
 from ckptd.system import failpoints
 from ckptd.system.niceness import Niceness
 

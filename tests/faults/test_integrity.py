@@ -28,7 +28,7 @@ from ckptd.shared.format.manifest import (
     make_committed,
 )
 from ckptd.shared.format.slot import PAGE
-from ckptd.shared.stores.schemes import open_files
+from ckptd.shared.stores.kinds import open_files
 from tests import collide
 from tests.cluster import Node, wait_for
 

@@ -11,7 +11,7 @@ from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.committed import identify
 from ckptd.shared.format.integrity import XXH3
-from ckptd.shared.stores.schemes import open_files
+from ckptd.shared.stores.kinds import open_files
 from ckptd.store.posix.scan import scan
 from ckptd.system.files import FileLayer
 from tests.cluster import Node, wait_for

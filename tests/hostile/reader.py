@@ -111,7 +111,7 @@ def verify(directory):
 def listing(directory):
     """The verb itself, its table to nowhere."""
     from ckptd.cli.listing import _listing  # noqa: PLC0415
-    from ckptd.store.schemes import jobs_at  # noqa: PLC0415
+    from ckptd.store.opening import jobs_at  # noqa: PLC0415
 
     (job,) = jobs_at(os.path.dirname(directory))
     code = invoke(["list", os.path.dirname(directory)])

@@ -33,8 +33,8 @@ from ckptd.shared.format.manifest import (
 )
 from ckptd.shared.format.replica_shares import compared, doubt
 from ckptd.shared.format.stored_files import StoredFiles
-from ckptd.shared.stores.schemes import open_files, real
-from ckptd.store.schemes import open_store
+from ckptd.shared.stores.kinds import open_files, real
+from ckptd.store.opening import open_store
 
 _JOBS_SHOWN = 5
 

@@ -28,7 +28,7 @@ from ckptd.shared.format.manifest import (
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.format.stored_files import StoredFiles, read_some
 from ckptd.shared.protocol.parity_types import ParityChunk
-from ckptd.shared.stores.schemes import open_files, real
+from ckptd.shared.stores.kinds import open_files, real
 
 
 @dataclass

@@ -24,7 +24,7 @@ from ckptd.shared.base.ids import JobKey, file_name
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.manifest import PARITY_DIR
 from ckptd.shared.format.slot import PAGE
-from ckptd.store.schemes import open_store
+from ckptd.store.opening import open_store
 from ckptd.system.units import format_size
 
 _SLICE_NBYTES = 1 << 20

@@ -21,7 +21,7 @@ from ckptd.shared.format.schemes import DEFAULT, Scheme
 from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.protocol.messages import Cadence
 from ckptd.shared.protocol.topology import MIN_SET_SIZE
-from ckptd.shared.stores.schemes import is_store_url, normal
+from ckptd.shared.stores.kinds import is_store_url, normal
 from ckptd_client._local.argument_checks import as_flag, as_seconds, looks_like_path
 from ckptd_client._state.naming import Named
 from ckptd_client._state.sampling import DRAINED, Verify

@@ -17,7 +17,7 @@ from ckptd.shared.format.replica_shares import Share
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.protocol.messages import Tier
-from ckptd.shared.stores.schemes import open_files, real
+from ckptd.shared.stores.kinds import open_files, real
 from ckptd_client._load.image_ranges import Images, images_in, images_of
 from ckptd_client._load.reader import (
     Source,

@@ -16,7 +16,7 @@ from ckptd.shared.format.committed import RECORDS, open_sound
 from ckptd.shared.format.integrity import Integrity, Purpose
 from ckptd.shared.format.manifest import STOCK_METADATA, Manifest
 from ckptd.shared.format.origin import MARKER, Origin
-from ckptd.shared.stores.schemes import open_files
+from ckptd.shared.stores.kinds import open_files
 from ckptd_client._load.checkpoint import Checkpoint, open_directory
 
 _MAX_MARKER_NBYTES = 64 << 20  # it lists the files that were published

@@ -18,7 +18,7 @@ from ckptd.shared.format.layout import Leaves, decode_leaves
 from ckptd.shared.format.manifest import FileRecord, Manifest, layout_of
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
-from ckptd.shared.stores.schemes import open_files, real
+from ckptd.shared.stores.kinds import open_files, real
 from ckptd_client._daemon.channel import ChannelLostError
 from ckptd_client._daemon.link import Link
 from ckptd_client._load.checkpoint import Checkpoint, open_arena, open_directory

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from ckptd.shared.base.errors import RestoreError, UsageError
 from ckptd.shared.files.integrity_key import chosen
 from ckptd.shared.format.integrity import Integrity
-from ckptd.shared.stores.schemes import absolute
+from ckptd.shared.stores.kinds import absolute
 from ckptd_client._load.checkpoint import Checkpoint, open_directory
 from ckptd_client._load.foreign.load_from import kind_of
 from ckptd_client._load.published import open_published

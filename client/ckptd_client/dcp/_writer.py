@@ -18,7 +18,7 @@ from ckptd.shared.format.layout import VERSION, Leaf, Leaves, encode
 from ckptd.shared.format.replica_shares import Share, not_compared
 from ckptd.shared.protocol.messages import Milestone
 from ckptd.shared.protocol.publication import Publication
-from ckptd.shared.stores.schemes import absolute
+from ckptd.shared.stores.kinds import absolute
 from ckptd_client._connect import connect
 from ckptd_client._daemon.settings import as_step
 from ckptd_client._local.save_record import SaveRecord, check_milestone

@@ -38,7 +38,7 @@ from ckptd.shared.format.manifest import (
 )
 from ckptd.shared.format.slot import PAGE, SEALS_NBYTES, Seal, SlotState, decode_seals, encode_seal, next_seal
 from ckptd.shared.protocol.publication import Publication
-from ckptd.shared.stores.schemes import open_files
+from ckptd.shared.stores.kinds import open_files
 from ckptd.store.posix.commit import _check_files, commit
 from ckptd.store.posix.publish import publish_to
 from ckptd.store.posix.scan import Place, committed_at, files_at, scan

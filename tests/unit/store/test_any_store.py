@@ -16,11 +16,11 @@ from ckptd.shared.format.committed import EVERYTHING, Opened, open_committed
 from ckptd.shared.format.integrity import XXH3, Keyed
 from ckptd.shared.format.manifest import COMMITTED, VERSION, Vote, decode_objects
 from ckptd.shared.format.slot import align_up
-from ckptd.shared.stores.schemes import open_files
+from ckptd.shared.stores.kinds import open_files
 from ckptd.store.facts import Committer, Taker
 from ckptd.store.image import Flow, Image
+from ckptd.store.opening import jobs_at, open_store
 from ckptd.store.other_jobs import other_jobs
-from ckptd.store.schemes import jobs_at, open_store
 from ckptd_client._load.foreign.load_from import load_from
 from ckptd_client._local.rank import Group
 from ckptd_client.dcp import CkptdReader

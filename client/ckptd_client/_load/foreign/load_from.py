@@ -17,7 +17,7 @@ from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Leaf, Leaves, Path, is_path_text
 from ckptd.shared.format.manifest import COMMITTED, LATEST, MANIFEST
-from ckptd.shared.stores.schemes import absolute, is_url, real
+from ckptd.shared.stores.kinds import absolute, is_url, real
 from ckptd_client._daemon.link import Link
 from ckptd_client._load.checkpoint import open_directory
 from ckptd_client._load.fit import Fit, fit

@@ -10,7 +10,7 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.digest import digest
 from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.format.layout import TensorEntry
-from ckptd.shared.stores.schemes import open_files
+from ckptd.shared.stores.kinds import open_files
 from ckptd_client._load import alike
 from ckptd_client._load.alike import compare, questions_of
 from ckptd_client._load.image_ranges import Images, images_in

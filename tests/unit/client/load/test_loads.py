@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.protocol.messages import LoadFrom, Tier
-from ckptd.shared.stores.schemes import open_files
+from ckptd.shared.stores.kinds import open_files
 from ckptd_client._load import rounds
 from ckptd_client._load.checkpoint import Checkpoint
 from tests.runs import RUN

@@ -1,4 +1,4 @@
-"""Opens a store by its URL, whatever kind it is: the only way in for the worker and the offline commands."""
+"""Opens a store by its URL: the only way in for the worker and the offline commands. Kinds are in ``stores.kinds``."""
 
 import os
 
@@ -6,7 +6,7 @@ from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.manifest import COMMITTED
-from ckptd.shared.stores.schemes import kind_of, loaded, open_files
+from ckptd.shared.stores.kinds import kind_of, loaded, open_files
 from ckptd.store.interface import Store
 
 _HINT = "give a store, or a job's directory in it"
