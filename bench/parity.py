@@ -279,7 +279,7 @@ def measure(cluster: Cluster, scheme: Scheme, repeat: int, nbytes: int) -> dict[
     rebuilds: list[Result] = []
     lost = list(range(scheme.losses))
     width = NODES - scheme.losses
-    # Of each column a node pulls a chunk for each parity that it holds; a rebuild as many columns as a group has.
+    # Of each column a node pulls a strip for each parity that it holds; a rebuild as many columns as a group has.
     encode_part = nbytes * scheme.losses * width // (width * (NODES - 1))
     rebuild_part = nbytes * width // (NODES - 1)
     for turn in range(repeat + 2):

@@ -1,4 +1,4 @@
-"""The shape of a set: which chunk of which member is in which group, and in what order lost bytes are found. Pure.
+"""The shape of a set: which strip of which member is in which group, and in what order lost bytes are found. Pure.
 
 Which member holds which parity, and the equations, are of the scheme: ``ckptd/shared/format/schemes/``. Equations hold
 for the bytes at each offset of their symbols alone: to solve them takes a slice of each symbol at a time.
@@ -36,7 +36,7 @@ class Code:
 
     @cached_property
     def width(self) -> int:
-        """Data columns of a group, and chunks of a member's column."""
+        """Data columns of a group, and strips of a member's column."""
         return len(self._data[0])
 
     @property
@@ -46,23 +46,23 @@ class Code:
 
     @cached_property
     def rows(self) -> int:
-        """Symbols of a chunk."""
+        """Symbols of a strip."""
         return self.layout.rows(self.members)
 
     @cached_property
-    def chunk_nbytes(self) -> int:
-        """Bytes of a chunk and of a parity: whole pages for each symbol."""
+    def strip_nbytes(self) -> int:
+        """Bytes of a strip and of a parity: whole pages for each symbol."""
         return align_up(-(-self.longest_nbytes // self.width), PAGE * self.rows)
 
     @property
     def symbol_nbytes(self) -> int:
         """Bytes of a symbol."""
-        return self.chunk_nbytes // self.rows
+        return self.strip_nbytes // self.rows
 
     @property
     def parity_nbytes(self) -> int:
         """Bytes of parity on each member."""
-        return self.layout.losses * self.chunk_nbytes
+        return self.layout.losses * self.strip_nbytes
 
     @cached_property
     def equations(self) -> tuple[Equation, ...]:
@@ -77,7 +77,7 @@ class Code:
 
     @cached_property
     def _groups(self) -> tuple[tuple[int, ...], ...]:
-        """Of each member, the group of each of its chunks: they begin with the group that follows its own number."""
+        """Of each member, the group of each of its strips: they begin with the group that follows its own number."""
         after = ([(member + k) % self.members for k in range(1, self.members + 1)] for member in range(self.members))
         return tuple(tuple(g for g in groups if m in self._data[g]) for m, groups in enumerate(after))
 
@@ -89,13 +89,13 @@ class Code:
         """Members with the group's parities, in order."""
         return self.layout.holders(self.members, group)
 
-    def chunk(self, member: int, group: int) -> int:
-        """Number of the member's chunk that belongs to the group."""
+    def strip(self, member: int, group: int) -> int:
+        """Number of the member's strip that belongs to the group."""
         return self._groups[member].index(group)
 
-    def group(self, member: int, chunk: int) -> int:
-        """The group that the member's chunk belongs to."""
-        return self._groups[member][chunk]
+    def group(self, member: int, strip: int) -> int:
+        """The group that the member's strip belongs to."""
+        return self._groups[member][strip]
 
     def stored(self, member: int) -> tuple[tuple[int, int], ...]:
         """(group, column) of each parity that the member holds, in the order of its file."""

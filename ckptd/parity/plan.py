@@ -69,7 +69,7 @@ class Map:
             steps = schedule(self.code.equations, parity, wanted)
             if steps is None:
                 raise AssertionError("parity always follows from the data")
-            start, symbol = place * self.code.chunk_nbytes, self.code.symbol_nbytes
+            start, symbol = place * self.code.strip_nbytes, self.code.symbol_nbytes
             outputs = tuple((s, start + s.row * symbol) for s in wanted)
             tasks.append(Task(group, 0, symbol, steps, outputs))
         return [task for task in tasks if task.last]
@@ -83,17 +83,17 @@ class Map:
         start = start_of(column, rank)
         stop = start + next(seal for seal in column.seals if seal.rank == rank).content_nbytes
         tasks: list[Task] = []
-        chunk_nbytes = self.code.chunk_nbytes
-        for chunk in range(self.code.width):
-            base = chunk * chunk_nbytes
-            first, last = max(start, base), min(stop, base + chunk_nbytes)
+        strip_nbytes = self.code.strip_nbytes
+        for strip in range(self.code.width):
+            base = strip * strip_nbytes
+            first, last = max(start, base), min(stop, base + strip_nbytes)
             if first < last:
-                tasks += self._rebuild(member, chunk, first - base, last - base, base - start)
+                tasks += self._rebuild(member, strip, first - base, last - base, base - start)
         return tasks
 
-    def _rebuild(self, member: int, chunk: int, first: int, last: int, shift: int) -> Iterator[Task]:
-        """Bytes first to last of the member's chunk; shift from an offset in it to one in what is being filled."""
-        group, symbol = self.code.group(member, chunk), self.code.symbol_nbytes
+    def _rebuild(self, member: int, strip: int, first: int, last: int, shift: int) -> Iterator[Task]:
+        """Bytes first to last of the member's strip; shift from an offset in it to one in what is being filled."""
+        group, symbol = self.code.group(member, strip), self.code.symbol_nbytes
         lost = {column for column in range(self.code.columns) if self._lost(group, column)}
         mine = self.code.data(group).index(member)
         # At each offset of the symbols the same rows are wanted between two of these.
@@ -116,8 +116,8 @@ class Map:
         if column >= self.code.width:
             return self.code.holders(group)[column - self.code.width] not in self.parity_chunks
         member = self.code.data(group)[column]
-        base = self.code.chunk(member, group) * self.code.chunk_nbytes
-        inside = spans(self.parity_chunk.columns[member], base, base + self.code.chunk_nbytes)
+        base = self.code.strip(member, group) * self.code.strip_nbytes
+        inside = spans(self.parity_chunk.columns[member], base, base + self.code.strip_nbytes)
         return any(span.seal.rank not in self.homes for span in inside)
 
     # --- frames
@@ -128,10 +128,10 @@ class Map:
         if symbol.column >= self.code.width:
             place = symbol.column - self.code.width
             node = self.parity_chunks[self.code.holders(task.group)[place]]
-            yield Frame(node, PARITY, place * self.code.chunk_nbytes + base + lo, hi - lo, 0, None, False)
+            yield Frame(node, PARITY, place * self.code.strip_nbytes + base + lo, hi - lo, 0, None, False)
             return
         member = self.code.data(task.group)[symbol.column]
-        base += self.code.chunk(member, task.group) * self.code.chunk_nbytes
+        base += self.code.strip(member, task.group) * self.code.strip_nbytes
         for span in spans(self.parity_chunk.columns[member], base + lo, base + hi):
             segment = base + lo + span.at - span.offset  # where in the column the segment begins
             start, stop = block_range(span.seal, span.block)

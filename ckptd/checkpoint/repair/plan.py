@@ -1,7 +1,7 @@
 """Which damaged bytes of a redundancy set follow from the sound ones, and by which XORs. Pure.
 
 Damage is counted in bytes, not in files: of two files that are both damaged each can be mended as long as no group of
-chunks lacks more, at the same offset of its symbols, than its scheme bears.
+strips lacks more, at the same offset of its symbols, than its scheme bears.
 """
 
 import itertools
@@ -97,8 +97,8 @@ def _gaps(
     code: Code, group: int, columns: Mapping[int, Sequence[Bad]], parities: Mapping[int, Sequence[Bad]]
 ) -> Iterable[_Gap]:
     """The damage of one group, symbol by symbol."""
-    size, data = code.chunk_nbytes, code.data(group)
-    streams = [(columns.get(member, ()), code.chunk(member, group) * size) for member in data]
+    size, data = code.strip_nbytes, code.data(group)
+    streams = [(columns.get(member, ()), code.strip(member, group) * size) for member in data]
     streams += [(parities.get(member, ()), place * size) for place, member in enumerate(code.holders(group))]
     for column, (bads, base) in enumerate(streams):
         for bad in bads:

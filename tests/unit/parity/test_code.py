@@ -95,25 +95,25 @@ def test_a_set_that_loses_nodes_loses_no_more_columns_of_a_group_than_nodes(sche
 
 
 @pytest.mark.parametrize(("scheme", "members"), SHAPES, ids=NAMES)
-def test_each_chunk_is_in_one_group(scheme, members):
+def test_each_strip_is_in_one_group(scheme, members):
     code = Code(scheme, members, 1 << 20)
     for member in range(members):
         groups = [group for group in range(members) if member in code.data(group)]
-        assert sorted(code.chunk(member, group) for group in groups) == list(range(code.width))
-        assert all(code.group(member, code.chunk(member, group)) == group for group in groups)
+        assert sorted(code.strip(member, group) for group in groups) == list(range(code.width))
+        assert all(code.group(member, code.strip(member, group)) == group for group in groups)
         for group, column in code.stored(member):
             assert code.holders(group)[column - code.width] == member
 
 
 @pytest.mark.parametrize(("scheme", "members"), SHAPES, ids=NAMES)
 @pytest.mark.parametrize("nbytes", [0, 1, 4096, 1_000_003, 512 << 20])
-def test_chunks_cover_the_longest_column_in_whole_pages(scheme, members, nbytes):
+def test_strips_cover_the_longest_column_in_whole_pages(scheme, members, nbytes):
     code = Code(scheme, members, nbytes)
-    assert code.width * code.chunk_nbytes >= nbytes
-    assert code.chunk_nbytes - nbytes / code.width < 4096 * code.rows
+    assert code.width * code.strip_nbytes >= nbytes
+    assert code.strip_nbytes - nbytes / code.width < 4096 * code.rows
     assert code.symbol_nbytes % 4096 == 0
-    assert code.symbol_nbytes * code.rows == code.chunk_nbytes
-    assert code.parity_nbytes == scheme.losses * code.chunk_nbytes
+    assert code.symbol_nbytes * code.rows == code.strip_nbytes
+    assert code.parity_nbytes == scheme.losses * code.strip_nbytes
 
 
 def test_a_single_loss_takes_rows_alone():

@@ -1,8 +1,10 @@
 """What a redundancy scheme is: which members of a set hold parity of which, and the equations of their bytes. Pure.
 
-A set of N members has N groups. Some members give a group one chunk of their column each, its data columns, and others
-hold its parity columns. Inside a group bytes stand in a table: a column of ``rows`` symbols for each chunk and for each
-parity. Equations are between symbols, and hold for the bytes at each offset alone.
+A set of N members has N groups. Some members give a group one strip of their column each, its data columns, and others
+hold its parity columns. A strip is a range of the column's bytes; it has nothing to do with the blocks of 16 MiB that
+have a digest, nor with a ``ParityChunk``, which is all that one member holds. Inside a group bytes stand in a table: a
+column of ``rows`` symbols for each strip and for each parity. Equations are between symbols, and hold for the bytes at
+each offset alone.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +26,7 @@ Equation = frozenset[Symbol]  # their XOR is zero
 class Layout(ABC):
     """A scheme. Unless it says otherwise, ``losses`` neighbours hold the group's parities and all others give data.
 
-    Any ``losses`` columns of a group must follow from the rest, and each member must give as many chunks as the others.
+    Any ``losses`` columns of a group must follow from the rest, and each member must give as many strips as the others.
     """
 
     name: ClassVar[str]
@@ -42,7 +44,7 @@ class Layout(ABC):
         return tuple(member for member in range(members) if member not in holders)
 
     def rows(self, members: int) -> int:  # noqa: ARG002 - a scheme may need more of a larger set
-        """Symbols of a chunk."""
+        """Symbols of a strip."""
         return 1
 
     @abstractmethod
