@@ -19,7 +19,7 @@ ELSEWHERE = {
     "deploy/README.md": "deploy/README.md",
     "systemd/README.md": "systemd/README.md",
 }
-COMMAND = "python -m scripts.documents"
+COMMAND = ".venv/bin/python -m scripts.documents"
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 

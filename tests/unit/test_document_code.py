@@ -207,6 +207,18 @@ def test_commands_in_documents_can_be_typed():
     assert len(lines) > 100
 
 
+BARE_MODULE = re.compile(r"(?<![\w/])python3?\s+-m\s+(?:tests|scripts|bench)\b[\w.]*")
+
+
+def test_our_modules_are_run_by_the_python_that_make_installs():
+    """In a fresh clone no other has what they need, and there may be no command `python` at all."""
+    assert [(path.name, bare) for path in CHECKED for bare in BARE_MODULE.findall(path.read_text())] == []
+
+
+def test_a_bare_module_is_found():
+    assert BARE_MODULE.findall("`python\n  -m bench.late` and .venv/bin/python -m bench") == ["python\n  -m bench.late"]
+
+
 @pytest.mark.parametrize(
     "line", ["ckptd lst /x", "ckptd status --node", "ckptd list /x /y", "make tests", "python -m bench.none"]
 )
