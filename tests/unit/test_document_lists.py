@@ -3,10 +3,14 @@
 import ast
 import importlib
 import inspect
+import pydoc
 import re
+
+import pytest
 
 from scripts.documents import COMMAND, ROOT, decisions, outputs, sections, wrapped
 from tests.unit.sources import EVERYTHING
+from tests.unit.test_document_names import DOCUMENTS
 
 
 def test_generated_lists_are_up_to_date():
@@ -46,6 +50,21 @@ def test_the_api_pages_have_every_public_name():
     assert {name for name in names if not name.startswith("ckptd_client.integrations.")} == public
     modules = {path.stem for path in (ROOT / "client/ckptd_client/integrations").glob("[a-z]*.py")}
     assert {name.split(".")[2] for name in names if name.startswith("ckptd_client.integrations.")} == modules
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "api").glob("*.md")), ids=lambda path: path.stem)
+def test_an_api_page_says_how_to_read_it_without_the_site(path):
+    (line,) = [line for line in path.read_text().splitlines() if line.startswith("Without the site")]
+    assert len(line) <= 120
+    (module,) = re.findall(r"`python -m pydoc ([\w.]+)`", line)
+    shown_by_pydoc = pydoc.plain(pydoc.render_doc(module))
+    listed = re.findall(r"^::: (\S+)$", path.read_text(), flags=re.MULTILINE)
+    names = [name for name in listed if name.startswith(module)]
+    assert names
+    for name in names:
+        assert re.search(rf"\b{name.rpartition('.')[2]}\b", shown_by_pydoc), name
+    for name in re.findall(r"`help\(([\w.]+)\)`", line):
+        assert name in names
 
 
 def test_a_long_line_is_wrapped_and_a_link_is_not():
