@@ -30,6 +30,32 @@ def test_a_decision_has_a_number_of_its_own_and_a_title_that_is_a_sentence():
     assert len({path.split("-")[0] for path, _ in found}) == len(found) > 40
 
 
+GLOSSARY = ROOT / "docs" / "glossary.md"
+ASKED_FOR = (  # terms that users met in messages and pages without an explanation
+    "arena", "committed", "coordinator", "drain", "durable", "group", "incarnation", "job", "member", "node", "parity",
+    "protected", "published", "rank", "run", "sealed", "slot", "staged",
+)  # fmt: skip
+
+
+def test_the_glossary_has_each_term_in_one_line_in_the_order_of_the_alphabet():
+    lines = GLOSSARY.read_text().partition("\n- ")[2].splitlines()
+    terms = [re.match(r"(?:- )?\*\*([a-z]+)\*\*: .+\.$", line) for line in lines]
+    assert all(terms), [line for line, term in zip(lines, terms, strict=True) if not term]
+    assert [term[1] for term in terms] == sorted({term[1] for term in terms})
+    assert {term[1] for term in terms} >= set(ASKED_FOR)
+
+
+def test_each_term_of_the_glossary_is_used_in_other_documents():
+    others = " ".join(path.read_text() for path in DOCUMENTS if path != GLOSSARY)
+    terms = re.findall(r"\*\*([a-z]+)\*\*: ", GLOSSARY.read_text())
+    assert [term for term in terms if not re.search(rf"\b{term}s?\b", others)] == []
+
+
+def test_the_first_pages_that_use_the_terms_link_to_the_glossary():
+    pages = ("README.md", *(f"docs/{name}.md" for name in ("client", "operations", "failures", "status")))
+    assert [page for page in pages if "glossary.md)" not in (ROOT / page).read_text()] == []
+
+
 def public_names(module):
     for node in ast.parse(EVERYTHING[module].read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
