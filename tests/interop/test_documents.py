@@ -5,8 +5,9 @@ import re
 import sys
 
 import pytest
+import torch
 
-from tests.cluster import ROOT
+from tests.cluster import ROOT, wait_for
 from tests.interop.launch import torchrun
 
 pytestmark = pytest.mark.timeout(240)
@@ -47,6 +48,16 @@ def test_the_trainer_of_the_example_goes_on_where_it_ended(node):
         said = node.complete(sys.executable, path, timeout_s=100, PYTHONWARNINGS="ignore")
         assert f"starting at step {first}\n" in said
         assert os.path.exists(os.path.join(node.store, "my-run", f"step-{first + 30}", "model.pt"))
+
+
+def test_the_files_of_the_example_come_back_and_torch_reads_them_where_they_were_to_appear(node):
+    path = program("docs/files.md", "A complete example", node)
+    for first, tier in ((0, "nothing"), (30, "(arena|pfs)")):
+        printed = node.complete(sys.executable, path, timeout_s=100)
+        assert re.search(rf"^starting at step {first} from {tier}$", printed, re.MULTILINE)
+        folder = os.path.join(node.store, "my-run", f"step-{first + 29}")
+        wait_for(lambda folder=folder: os.path.exists(os.path.join(folder, "model.pt")))
+        assert torch.load(os.path.join(folder, "model.pt"))["weight"].shape == (2048, 2048)
 
 
 def test_the_first_save_of_the_readme_goes_on_where_it_ended_and_each_reader_reads_it(node):

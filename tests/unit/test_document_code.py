@@ -25,6 +25,7 @@ RUN_BY = {
     "README.md: A first save": "tests/interop/test_documents.py",
     "docs/client.md: Whole weights": "tests/interop/test_documents.py",
     "docs/dcp.md: A complete example": "tests/interop/test_documents.py",
+    "docs/files.md: A complete example": "tests/interop/test_documents.py",
     "docs/integrations.md: A complete example": "tests/interop/test_documents.py",
     "docs/operations.md: Before it is killed": "tests/interop/test_documents.py",
     "docs/readers.md: Five ways": "tests/interop/test_documents.py",
@@ -50,6 +51,7 @@ OBJECTS = {
     "writer": ckptd_client.dcp.CkptdWriter,
     "reader": ckptd_client.dcp.CkptdReader,
     "restored": ckptd_client.Restored,
+    "files": ckptd_client.RestoredFiles,
     "dcp": dcp,
 }
 BARE = {**{name: getattr(ckptd_client, name) for name in ckptd_client.__all__}, **vars(ckptd_client.dcp)}
