@@ -52,7 +52,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     superseded: int = 0
 
 
-class Draft(Protocol):
+class Replacement(Protocol):
     """The next content of a file of a committed checkpoint. Nobody sees it before ``publish``. For one thread."""
 
     def write(self, data: memoryview, offset: int) -> None:
@@ -310,7 +310,7 @@ class Store(abc.ABC):
 
     # --- mending
 
-    def draft(self, location: str, name: str, nbytes: int) -> Draft:
+    def replacement(self, location: str, name: str, nbytes: int) -> Replacement:
         """A file of the committed checkpoint at a location, to be written again, of zeros at first.
 
         The checkpoint may be a copy that belongs to no job.

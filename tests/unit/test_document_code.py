@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 import ckptd_client
 import ckptd_client.dcp
 from ckptd.cli import cli
-from ckptd.shared.settings.variables import FOREIGN_VARIABLES, SETTINGS
+from ckptd.shared.settings.variables import FOREIGN_VARIABLES, SETTING_VARIABLES
 from tests.unit.sources import ROOT
 from tests.unit.test_document_names import DOCUMENTS
 
@@ -229,6 +229,6 @@ def test_a_wrong_command_is_found(line):
 
 
 def test_variables_in_documents_exist():
-    known = {*SETTINGS, *FOREIGN_VARIABLES}
+    known = {*SETTING_VARIABLES, *FOREIGN_VARIABLES}
     named = {(path.name, name) for path in CHECKED for name in re.findall(r"\bCKPTD_[A-Z_]+[A-Z]\b", path.read_text())}
     assert sorted((place, name) for place, name in named if name not in known) == []

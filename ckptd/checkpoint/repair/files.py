@@ -13,7 +13,7 @@ from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.format.layout import Extent
 from ckptd.shared.format.slot import align_up
 from ckptd.shared.format.stored_files import StoredFile, StoredFiles, read_exactly
-from ckptd.store.interface import Draft
+from ckptd.store.interface import Replacement
 
 _MAX_OPEN = 64
 IMAGES = "images"  # the node that stands for all images; each parity is a node called by its member's number
@@ -65,19 +65,19 @@ class Bytes:
                 yield extent, first, last
 
     def read(
-        self, files: OpenFiles, start: int, into: memoryview, instead: Mapping[str, Draft] = MappingProxyType({})
+        self, files: OpenFiles, start: int, into: memoryview, instead: Mapping[str, Replacement] = MappingProxyType({})
     ) -> None:
-        """Fills into with bytes from start. instead: drafts to read, by name. Raises OSError, EOFError."""
+        """Fills into with bytes from start. instead: replacements to read, by name. Raises OSError, EOFError."""
         at = start
         for extent, first, last in self.within(start, start + len(into)):
             into[at - start : first - start] = bytes(first - at)
             at = last
             part = into[first - start : last - start]
-            draft = instead.get(extent.name)
-            if draft is None:
+            replacement = instead.get(extent.name)
+            if replacement is None:
                 files.read(extent.name, first - extent.start, part)
             else:
-                draft.read(part, first - extent.start)
+                replacement.read(part, first - extent.start)
         into[at - start :] = bytes(start + len(into) - at)
 
     def sound(self, index: int, block: memoryview) -> bool:

@@ -165,7 +165,7 @@ class _Rebuild:
         return {key[1] for key in keys if key[0] == "image"}
 
     def _begin(self, targets: Iterable[Target]) -> None:
-        """Drafts of them all, once it is known that there is room: their sizes are only what the records say."""
+        """Replacements of them all, once it is known that there is room: their sizes are only what the records say."""
         targets = list(targets)
         need = sum(extent.nbytes for target in targets for extent in target.concerned)
         free, _ = self._store.space()

@@ -6,12 +6,12 @@ from ckptd.checkpoint.repair.files import Bytes, OpenFiles, Ranges
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.digest import DIGEST_NBYTES, blocks
 from ckptd.shared.format.layout import Extent
-from ckptd.store.interface import Draft, Store
+from ckptd.store.interface import Replacement, Store
 
 
 @dataclass
 class Target:
-    """Bytes with damage, and the drafts of those of its files that are concerned; sound files are never touched.
+    """Bytes with damage, and the replacements of those of its files that are concerned; sound files are never touched.
 
     tail: what follows the bytes in the file, once all blocks are there: of parity alone.
     """
@@ -20,8 +20,8 @@ class Target:
     content: Bytes
     damage: Ranges
     misfits: list[str] = field(default_factory=list)
-    _drafts: dict[str, Draft] = field(default_factory=dict)  # by name
-    _changed: set[str] = field(default_factory=set)  # drafts that differ from what lies there, as far as that is read
+    _replacements: dict[str, Replacement] = field(default_factory=dict)  # by name
+    _changed: set[str] = field(default_factory=set)  # of these, what differs from the file as far as that is read
 
     @property
     def concerned(self) -> list[Extent]:
@@ -30,16 +30,16 @@ class Target:
         return [e for e in self.content.extents if e in hit or e.name in self.misfits]
 
     def begin(self, store: Store, files: OpenFiles, buffer: memoryview) -> None:
-        """Drafts with all that is sound. Raises OSError."""
+        """Replacements with all that is sound. Raises OSError."""
         self._changed |= set(self.misfits)
         for extent in self.concerned:
-            draft = store.draft(self.content.files.location, extent.name, extent.nbytes)
-            self._drafts[extent.name] = draft
+            replacement = store.replacement(self.content.files.location, extent.name, extent.nbytes)
+            self._replacements[extent.name] = replacement
             for start, stop in self._sound(extent):
                 for first in range(start, stop, len(buffer)):
                     part = buffer[: min(len(buffer), stop - first)]
                     files.read(extent.name, first - extent.start, part)
-                    draft.write(part, first - extent.start)
+                    replacement.write(part, first - extent.start)
 
     def _sound(self, extent: Extent) -> Ranges:
         at, found = extent.start, []
@@ -54,7 +54,7 @@ class Target:
         """Bytes that were found again. Raises OSError."""
         for extent, first, last in self.content.within(at, at + len(data)):
             part = data[first - at : last - at]
-            self._drafts[extent.name].write(part, first - extent.start)
+            self._replacements[extent.name].write(part, first - extent.start)
             if extent.name not in self._changed and not _same(files, extent.name, first - extent.start, part):
                 self._changed.add(extent.name)
 
@@ -68,7 +68,7 @@ class Target:
                 table += self.content.digests[at : at + DIGEST_NBYTES]
                 continue
             block = buffer[: stop - start]
-            self.content.read(files, start, block, self._drafts)
+            self.content.read(files, start, block, self._replacements)
             table += self.content.integrity.digest(block)
             if self.content.digests and table[at:] != self.content.digests[at : at + DIGEST_NBYTES]:
                 raise DamagedError(f"{self.name}: block {index} came out damaged: something changed meanwhile")
@@ -76,17 +76,17 @@ class Target:
 
     def publish(self, tail: bytes = b"") -> list[str]:
         """Gives the files that changed their new content; their locations."""
-        done = [name for name in self._drafts if name in self._changed]
+        done = [name for name in self._replacements if name in self._changed]
         for name in done:
             if tail:
-                self._drafts[name].write(memoryview(tail), self.content.nbytes)
-            self._drafts[name].publish()
+                self._replacements[name].write(memoryview(tail), self.content.nbytes)
+            self._replacements[name].publish()
         return [self.content.files.where(name) for name in done]
 
     def close(self) -> None:
-        """Drafts that were not published are removed."""
-        while self._drafts:
-            self._drafts.popitem()[1].close()
+        """Replacements that were not published are removed."""
+        while self._replacements:
+            self._replacements.popitem()[1].close()
 
 
 def _same(files: OpenFiles, name: str, offset: int, data: memoryview) -> bool:

@@ -19,12 +19,12 @@ FOREIGN_VARIABLES: Final = frozenset(
         "CKPTD_STORE_ID",
     }
 )
-SETTINGS: Final = frozenset(PREFIX + name.upper() for name in Config.__struct_fields__)
+SETTING_VARIABLES: Final = frozenset(PREFIX + name.upper() for name in Config.__struct_fields__)
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
     """Raises ConfigError for the first variable that begins as ours do and is none, with the nearest that is."""
-    known = {name.removeprefix(PREFIX) for name in SETTINGS | FOREIGN_VARIABLES}
+    known = {name.removeprefix(PREFIX) for name in SETTING_VARIABLES | FOREIGN_VARIABLES}
     for name in sorted(environ):
         if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known:
             hint = nearest(name.removeprefix(PREFIX), known, PREFIX)

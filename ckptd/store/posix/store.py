@@ -12,14 +12,14 @@ from ckptd.shared.format.manifest import Vote
 from ckptd.shared.protocol.publication import Intents, Publication
 from ckptd.store.facts import CommitOutcome, Committer
 from ckptd.store.image import Flow
-from ckptd.store.interface import NO_INTENTS, Draft, OpenImage, Store
+from ckptd.store.interface import NO_INTENTS, OpenImage, Replacement, Store
 from ckptd.store.posix import commit, publish, removal
-from ckptd.store.posix.draft import PosixDraft
 from ckptd.store.posix.identity import STORE_FILE, id_on_store, make_store, store_id_at, where
 from ckptd.store.posix.image_writer import put_files
 from ckptd.store.posix.in_the_way import explain
 from ckptd.store.posix.probe import probe
 from ckptd.store.posix.records import PosixRecords
+from ckptd.store.posix.replacement import PosixReplacement
 from ckptd.store.posix.scan import Place, job_dir, latest_name, save_at
 from ckptd.store.records import JobRecords
 from ckptd.system.files import FileLayer
@@ -89,9 +89,9 @@ class PosixStore(Store):
     def publish_to(self, job: str, name: str, to: Publication) -> list[str]:
         return publish.publish_to(self._fs, self._key(job), name, to)
 
-    def draft(self, location: str, name: str, nbytes: int) -> Draft:
+    def replacement(self, location: str, name: str, nbytes: int) -> Replacement:
         # Nothing outside of the checkpoint's directory is written.
-        return PosixDraft(FileLayer(location, self.integrity), os.path.join(location, name), nbytes)
+        return PosixReplacement(FileLayer(location, self.integrity), os.path.join(location, name), nbytes)
 
     def commit_again(self, job: str, save: SaveId, writer: str) -> CommitOutcome:
         place = self._place(job, save)

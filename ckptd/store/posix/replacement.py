@@ -7,7 +7,7 @@ from ckptd.system import failpoints
 from ckptd.system.files import FileLayer, is_temp, temp_name
 
 
-class PosixDraft:
+class PosixReplacement:
     """Of the file at path, of nbytes, zeros at first. Removes what a killed process left beside the file."""
 
     def __init__(self, fs: FileLayer, path: str, nbytes: int) -> None:
@@ -20,11 +20,11 @@ class PosixDraft:
         fs.truncate(self._written, nbytes)
 
     def write(self, data: memoryview, offset: int) -> None:
-        """As Draft."""
+        """As Replacement."""
         self._fs.pwrite(self._written, data, offset)
 
     def read(self, into: memoryview, offset: int) -> None:
-        """As Draft."""
+        """As Replacement."""
         if self._read is None:
             self._read = self._fs.open_read(self._temp)
         done = 0
@@ -35,7 +35,7 @@ class PosixDraft:
             done += got
 
     def publish(self) -> None:
-        """As Draft."""
+        """As Replacement."""
         failpoints.reach("repair.file-unsynced")
         self._fs.fsync(self._written)
         failpoints.reach("repair.before-file-rename")
@@ -44,7 +44,7 @@ class PosixDraft:
         self._fs.fsync_dir(os.path.dirname(self._path))
 
     def close(self) -> None:
-        """As Draft."""
+        """As Replacement."""
         for fd in (self._written, self._read):
             if fd is not None and fd >= 0:
                 self._fs.close(fd)
