@@ -9,15 +9,19 @@ from ckptd.shared.base.errors import (
     ConnectError,
     DamagedError,
     GatherError,
+    IntegrityError,
     MismatchError,
+    PeerError,
+    ProtocolError,
     RestoreError,
     SaveFailedError,
+    StaleIncarnationError,
     UsageError,
     WaitTimeoutError,
+    WrongStoreError,
 )
 from ckptd_client._connect import connect
 from ckptd_client._gather import FlatPart, Gathering
-from ckptd_client._load.checkpoint import Checkpoint
 from ckptd_client._load.files import RestoredFiles
 from ckptd_client._load.foreign.load_from import Loaded
 from ckptd_client._load.restored import Restored
@@ -29,7 +33,6 @@ from ckptd_client.handle import SaveHandle
 
 __all__ = [
     "BudgetError",
-    "Checkpoint",
     "CkptdError",
     "Client",
     "ConfigError",
@@ -38,18 +41,23 @@ __all__ = [
     "FlatPart",
     "GatherError",
     "Gathering",
+    "IntegrityError",
     "Loaded",
     "MismatchError",
+    "PeerError",
+    "ProtocolError",
     "RestoreError",
     "Restored",
     "RestoredFiles",
     "SafetensorsFile",
     "SaveFailedError",
     "SaveHandle",
+    "StaleIncarnationError",
     "Stats",
     "TorchFile",
     "UsageError",
     "WaitTimeoutError",
+    "WrongStoreError",
     "__version__",
     "connect",
     "register",

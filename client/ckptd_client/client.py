@@ -108,7 +108,7 @@ class Client(Preemptible):
             by_save: True orders them by save, the newest first; False by number, the lowest first.
 
         Raises:
-            CkptdError: That daemon does not answer.
+            PeerError: That daemon does not answer.
             RestoreError: It does not know yet what the store has.
         """
         found = [c.step for c in self._staging.checkpoints()]
