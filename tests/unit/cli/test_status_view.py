@@ -97,7 +97,7 @@ def test_checkpoints_say_how_safe_they_are():
     assert line(text, "1300") == "1300 4 ✓ – draining arena 16/16 376.0 GiB 3m20s"  # noqa: RUF001
     assert line(text, "1250") == "1250 4 ✓ ✓ superseded arena, peer 16/16 376.0 GiB 3m20s"
     assert line(text, "1200") == "1200 4 ✗ – abandoned arena 16/16 376.0 GiB 3m20s"  # noqa: RUF001
-    assert line(text, "1100") == "1100 4 ✓ – ✓ pfs 16/16 376.0 GiB 3m20s"  # noqa: RUF001
+    assert line(text, "1100") == "1100 4 ✓ not needed ✓ pfs 16/16 376.0 GiB 3m20s"
 
 
 def test_a_durable_checkpoint_of_which_replicas_were_not_compared_is_named():
@@ -124,7 +124,8 @@ def test_parity_that_is_being_made_was_made_or_never_will_be():
     nodes = [a_status.node(number) for number in range(4)]
     text = shown(a_status.status(jobs=[a_status.job(checkpoints=rows, nodes=nodes, **FOUR)]))
     marks = [line(text, str(step)).split()[3] for step in (1400, 1350, 1300, 1250, 1200)]
-    assert marks == ["–", "…", "–", "✓", "–"]  # noqa: RUF001
+    assert marks == ["–", "…", "–", "✓", "not"]  # noqa: RUF001
+    assert line(text, "1200").startswith("1200 4 ✓ not needed ✓ pfs")
     assert line(text, "nodes") == "nodes 4 nodes · xor in 1 set"
 
 
@@ -278,7 +279,7 @@ def test_what_was_removed_is_said_and_soon_left_out():
     here = [a_status.checkpoint(step, "durable", "durable", tiers=["pfs"]) for step in (900, 800)]
     removed = [a_status.checkpoint(step, "durable", "durable", tiers=[]) for step in range(700, 200, -100)]
     text = shown(a_status.status(jobs=[a_status.job(checkpoints=[*here, *removed])]))
-    assert line(text, "800").split()[5] == "pfs"
+    assert line(text, "800").startswith("800 4 ✓ not needed ✓ pfs")
     assert line(text, "700").split()[5] == "removed"
     assert text.count("removed") == 3
     assert "and 2 older checkpoints" in text
