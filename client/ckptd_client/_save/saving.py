@@ -119,7 +119,7 @@ class Saving:
             try:
                 segment = staging.hold(plan, name, owner=self.overlapping)
             except BaseException:
-                late.let_go()
+                late.release()
                 raise
             self.overlapping.begin(segment, plan, values, late, handle=handle, drain=drain, deadline=deadline)
             return

@@ -44,7 +44,7 @@ class LateCopies(Protocol):
     def written(self) -> list[str]:
         """The same, once devices are done: blocks for them. Empty: the copies are exact."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Ends the protection and drops memory. At any time, by any thread, repeatedly."""
 
 
@@ -112,7 +112,7 @@ class PageCopies:
             if not self._written:  # the memory that is not mapped any more was not to be copied
                 raise
         finally:
-            self.let_go()
+            self.release()
 
     def _rehearsed(self, broken_off: Callable[[], bool]) -> bool:
         """Reads watched memory, for as long as a copy would take. Whether it was complete, not broken off."""
@@ -162,7 +162,7 @@ class PageCopies:
             return self._written
         return sorted({*(self._names[i] for i in self._division.late_of), *(name for name, _ in self._digested)})
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """See LateCopies."""
         self._lease.release()
 
@@ -229,5 +229,5 @@ class TensorCopies:
         self._copy.wait()
         return [self._names[i] for i in self._evidence.differing(self._views)]
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """See LateCopies. Keeps tensors until devices are done; written() waits for that."""

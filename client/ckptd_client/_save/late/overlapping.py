@@ -118,7 +118,7 @@ class Overlapping:
     def late(self, plan: Plan, values: Values) -> "Late | None":
         """The part of a save that may be copied late; None: nothing. Under the lock.
 
-        It leases the memory until let_go, or until it is freed.
+        It leases the memory until release, or until it is freed.
         """
         staging = self._staging()
         assert staging is not None  # noqa: S101 - it called
@@ -176,7 +176,7 @@ class Overlapping:
             overlap = Overlap(self._copied(segment, plan, values, found, handle.save_id.counter), completion)
             segment.owner = weakref.ref(overlap)
         except BaseException:
-            found.let_go()
+            found.release()
             staging.link.unsealed.discard(handle.save_id)
             staging.release(segment)
             raise
@@ -185,7 +185,7 @@ class Overlapping:
             overlap.start()
         except BaseException as error:
             overlap.cancel(f"{type(error).__name__} while its copy began")
-            overlap.let_go()
+            overlap.release()
             if overlap.withdraw():
                 self._running = self._last = None
                 staging.link.unsealed.discard(handle.save_id)
@@ -256,7 +256,7 @@ class Overlapping:
             log.warning("ckptd: before the optimizer's step: %s", text)
             if self._running is not None:
                 self._running.cancel(text)
-                self._running.let_go()
+                self._running.release()
 
     def _let_write(self) -> None:
         last = self._last
@@ -277,7 +277,7 @@ class Overlapping:
             return
         if cancel:
             running.cancel("its copy was not done when the next save had waited save_timeout_s for it")
-            running.let_go()
+            running.release()
 
     def end(self) -> None:
         """Completes the last save when the process ends without close."""
@@ -313,7 +313,7 @@ class Late:
         """Memory of the host that can be protected."""
         return self.lease.ranges if self.lease is not None else []
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Ends the protection."""
         if self.lease is not None:
             self.lease.release()

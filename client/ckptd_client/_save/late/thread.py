@@ -76,7 +76,7 @@ class Overlap:
         self._hurried.set()
         if not self._copied.wait(max(0.0, deadline - time.monotonic())):
             self.cancel(TOO_SLOW)
-            self.let_go()
+            self.release()
         elif is_capturing():  # a graph cannot wait for work outside it; a capture begins on an idle device
             self._thread.join(max(0.0, deadline - time.monotonic()))
         elif not self.over:
@@ -98,10 +98,10 @@ class Overlap:
         """Discards the save, unless it is delivered already."""
         self._reason = self._reason or reason
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Ends the protection of memory."""
         for one in self._copies:
-            one.let_go()
+            one.release()
 
     # --- the thread
 
@@ -124,7 +124,7 @@ class Overlap:
             else:
                 self._completion.deliver()
         finally:
-            self.let_go()
+            self.release()
             self._copies, self._completion = [], _NO_COMPLETION  # drops references that would keep a slot mapped
 
     def _copy(self) -> None:
