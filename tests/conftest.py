@@ -1,6 +1,7 @@
 """Hypothesis profiles: the default keeps `make test` quick, HYPOTHESIS_PROFILE=long searches for hours.
 
 And the order of the files: those that take longest come first, so that no worker is left with one at the end. And
+the groups: tests that share what a fixture of a module makes run in one worker, so that it is made once. And
 SHARE=K/N: the K-th of N shares of the tests, K counted on beyond N.
 """
 
@@ -9,6 +10,7 @@ import os
 import signal
 import zlib
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import durations
@@ -27,8 +29,9 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Longest files first; within a file, and among the others, as they were."""
+    """Longest files first; within a file, and among the others, as they were; users of a module's fixture together."""
     number, _, shares = os.environ.get("SHARE", "").partition("/")
     if shares:
         chosen = int(number) % int(shares)
@@ -37,9 +40,22 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % int(shares) == chosen]
     seconds = durations.longest()
     items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0.0))
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None and _shares_a_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
-def pytest_collection_finish():
+def _shares_a_fixture(item):
+    """Whether a fixture that is made once for a module, or a package, is among the item's."""
+    fixtures = getattr(item, "_fixtureinfo", None)
+    of_names = fixtures.name2fixturedefs.values() if fixtures else ()
+    return any(fixture.scope in ("module", "package") for defs in of_names for fixture in defs)
+
+
+def pytest_collection_finish(session):
     """The tests stay to the end: no later collection of garbage looks at them, and no fork copies them for it."""
+    if getattr(session.config.option, "loadgroup", False):
+        alone = [i.nodeid for i in session.items if i.get_closest_marker("xdist_group") and "@" not in i.nodeid]
+        assert not alone, f"this pytest and this pytest-xdist do not keep groups together: {alone[:3]}"
     gc.collect()
     gc.freeze()
