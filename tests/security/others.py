@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -38,6 +38,21 @@ def as_user(call: Callable[..., Any], *args: Any, uid: int = STRANGER) -> Any:
     good, value = json.loads(said)
     assert good, value
     return value
+
+
+@contextlib.contextmanager
+def acting_as(uid: int = STRANGER) -> Iterator[None]:
+    """This process has that user's rights on files inside: cheaper than a process, for tests with no other thread."""
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(uid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
 
 
 def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], uid: int) -> tuple[bool, Any]:

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -35,7 +34,7 @@ from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
 from tests.cluster import Node, wait_for
 from tests.records import pin, take, unpin
 from tests.runs import RUN, TAKER
-from tests.security.others import STRANGER, as_user, needs_root
+from tests.security.others import STRANGER, acting_as, as_user, needs_root
 
 pytestmark = [needs_root, pytest.mark.faults, pytest.mark.timeout(240)]
 EVIL = "ssh-ed25519 AAAA of somebody else"
@@ -150,7 +149,7 @@ def fixture_forged(sound, home, ground, request):
     shared.chmod(0o777)
     as_user(os.symlink, str(home / ".ssh"), str(shared / "run"))
     job = ground / "store" / "job"
-    subprocess.run(["cp", "-a", sound.parent, ground], check=True)
+    copy(sound.parent, ground / "store")
     for checkpoint in job.glob("step-*"):
         forge(checkpoint, **orders(home, shared)[request.param])
     give_away(ground / "store")
@@ -234,11 +233,17 @@ for _name in PRIMITIVES:
 
 def put_link(directory: str, target: str, beside: str) -> None:
     """As the other user: the directory, which may be gone, is a link from now on."""
-    try:
-        os.rename(directory, beside)
-    except OSError:
-        return  # it is not there at this call
-    os.symlink(target, directory)
+    with acting_as():
+        try:
+            os.rename(directory, beside)
+        except OSError:
+            return  # it is not there at this call
+        os.symlink(target, directory)
+
+
+def copy(tree: Path | str, to: Path | str) -> None:
+    """With the modes of all files, and links as links."""
+    shutil.copytree(tree, to, symlinks=True)
 
 
 @pytest.fixture(name="place")
@@ -314,17 +319,17 @@ def test_a_directory_that_is_swapped_for_a_link_leads_nowhere(work, which, place
         (home / name).write_text("mine")
     before = below(home)
     kept = ground / "kept"
-    subprocess.run(["cp", "-a", place.key.store, kept], check=True)
+    copy(place.key.store, kept)
     for at in range(60):
         spare = f"{place.key.store}/spare-{at}" if which == "job" else f"{place.job_dir}/spare-{at}"
-        fs = Swapped(place.key.store, at, lambda spare=spare: as_user(put_link, victim(which, place), str(home), spare))
+        fs = Swapped(place.key.store, at, lambda spare=spare: put_link(victim(which, place), str(home), spare))
         with contextlib.suppress(OSError, CkptdError):
             WORK[work](fs, place)
         assert below(home) == before, f"at call {at}"
         if fs.state[0] >= 0:
             break  # the work has fewer calls
-        subprocess.run(["rm", "-rf", place.key.store], check=True)
-        subprocess.run(["cp", "-a", kept, place.key.store], check=True)
+        shutil.rmtree(place.key.store)
+        copy(kept, place.key.store)
     else:
         raise AssertionError("there are more calls than were looked at")
 
@@ -339,7 +344,7 @@ def test_trash_that_becomes_a_link_is_not_followed(place, home):
     before = below(home)
 
     def swap():
-        as_user(put_link, str(trash / "deep"), str(home), str(trash / "spare"))
+        put_link(str(trash / "deep"), str(home), str(trash / "spare"))
 
     for at in range(12):
         removal.sweep_trash(Swapped(place.key.store, at, swap), place.key)
@@ -355,21 +360,21 @@ def test_trash_that_becomes_a_link_is_not_followed(place, home):
 def test_a_trainers_directory_that_is_swapped_for_a_link(which, whole, sound, home, ground):
     """Where a rank wanted its files; the other user may write beside it."""
     job = ground / "store" / "job"
-    subprocess.run(["cp", "-a", sound.parent, ground], check=True)
+    copy(sound.parent, ground / "store")
     text = json.loads((job / SaveId(1, 1, 1, RUN).dirname / STOCK_FILES).read_text())["save_id"]
     save = SaveId(1, 1, 1, bytes.fromhex(text.rpartition("-")[2]))
     assert save.text == text
     shared = ground / "shared"
     before = below(home)
     for at in range(80):
-        subprocess.run(["rm", "-rf", shared], check=True)
+        shutil.rmtree(shared, ignore_errors=True)
         (shared / "run" / "best").mkdir(parents=True)
         for folder in (shared, shared / "run", shared / "run" / "best"):
             folder.chmod(0o777)
         (job / save.dirname / UNPUBLISHED).touch()
         to = Publication(str(shared / "run" / "best"), whole, str(shared / "run" / ".bashrc"), "evil", ("a", ".bashrc"))
         fs = Swapped(
-            str(job.parent), at, lambda: as_user(put_link, str(shared / which), str(home), str(shared / "spare"))
+            str(job.parent), at, lambda: put_link(str(shared / which), str(home), str(shared / "spare"))
         )
         publish(fs, JobKey(str(job.parent), "job"), save, {save: to})
         assert below(home) == before, f"at call {at}"
