@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ckptd.doctor.rules import StoreFacts
+from ckptd.shared.files.child_process import command, environment
 from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.stores.kinds import absolute
 from ckptd.store.opening import open_store
@@ -22,8 +23,13 @@ _GRACE_S = 0.5
 def probe_store(path: str, *, deadline_s: float = 20.0) -> StoreFacts:
     """What can be found out about the store at path within deadline_s. Never touches path in this process."""
     path = absolute(path)
-    command = [sys.executable, "-m", "ckptd.doctor.probe_store", path]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    child = subprocess.Popen(
+        command("ckptd.doctor.probe_store", path),
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         output, _ = child.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:

@@ -4,12 +4,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 
 from ckptd.shared.base.errors import CkptdError, ProtocolError
+from ckptd.shared.files.child_process import command, environment
 from ckptd.shared.format.integrity import XXH3, Integrity, Keyed
 from ckptd.store.messages import (
     DAEMON,
@@ -33,19 +33,10 @@ Start = Callable[[Callable[[], None]], object]
 subprocess._USE_VFORK = False  # type: ignore[misc]  # noqa: SLF001
 
 
-def _environment() -> dict[str, str]:
-    """Ours, such that the worker imports this very copy of ckptd, installed or not."""
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-
-
 def _popen(fd: int, niceness: Niceness, store: str) -> subprocess.Popen[bytes]:
-    words = [str(fd), str(os.getpid()), *map(str, niceness), store]
-    # -P: a file in the current directory must not pass for one of our modules.
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "ckptd.store.worker", *words],
-        env=_environment(),
+        command("ckptd.store.worker", str(fd), str(os.getpid()), *map(str, niceness), store),
+        env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=[fd],

@@ -373,9 +373,7 @@ def test_a_trainers_directory_that_is_swapped_for_a_link(which, whole, sound, ho
             folder.chmod(0o777)
         (job / save.dirname / UNPUBLISHED).touch()
         to = Publication(str(shared / "run" / "best"), whole, str(shared / "run" / ".bashrc"), "evil", ("a", ".bashrc"))
-        fs = Swapped(
-            str(job.parent), at, lambda: put_link(str(shared / which), str(home), str(shared / "spare"))
-        )
+        fs = Swapped(str(job.parent), at, lambda: put_link(str(shared / which), str(home), str(shared / "spare")))
         publish(fs, JobKey(str(job.parent), "job"), save, {save: to})
         assert below(home) == before, f"at call {at}"
         if fs.state[0] >= 0:

@@ -11,6 +11,7 @@ from typing import Self
 
 from ckptd.shared.base.errors import ConnectError
 from ckptd.shared.files import locks, spare_pages
+from ckptd.shared.files.child_process import command, environment
 from ckptd.shared.format.arena_paths import LOCK, LOG
 
 # The shell waits for the daemon until detach, so that its exit status is known.
@@ -34,10 +35,9 @@ class Launch:
         if not sys.executable:
             text = "no daemon can be started: this Python does not know its own program (sys.executable is empty)"
             raise ConnectError(text, hint=f"start one: ckptd run --arena {arena}")
-        paths = [path for path in (_import_root(), os.environ.get("PYTHONPATH")) if path]
-        environ = os.environ | {"CKPTD_LOG": self.log, "PYTHONPATH": os.pathsep.join(paths)}
-        command = [sys.executable, "-P", "-m", "ckptd", "run", "--arena", arena, "--exit-when-empty", *flags]
-        shell = ["/bin/sh", "-c", _DETACH, "ckptd", *command]
+        environ = environment() | {"CKPTD_LOG": self.log}
+        words = command("ckptd", "run", "--arena", arena, "--exit-when-empty", *flags)
+        shell = ["/bin/sh", "-c", _DETACH, "ckptd", *words]
         flags_of_log = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             with spare_pages.told_when_full(arena, "the daemon's log"):
@@ -114,10 +114,3 @@ def _ended(status: int) -> str:
         with contextlib.suppress(ValueError):
             return f"it was killed by {signal.Signals(number).name}"
     return f"it ended with exit status {status}"
-
-
-def _import_root() -> str:
-    """Directory of this process's ckptd package, so that the daemon starts with the same version."""
-    import ckptd.shared.protocol  # noqa: PLC0415 - only for its path
-
-    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(ckptd.shared.protocol.__file__))))

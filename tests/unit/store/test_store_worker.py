@@ -389,7 +389,7 @@ def test_a_worker_that_was_replaced_on_disk_is_told_of_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = another_version(tmp_path / "new", VERSION + 1)
-    monkeypatch.setattr(worker_link, "_environment", lambda: environment)
+    monkeypatch.setattr(worker_link, "environment", lambda: environment)
     link = StoreLink(str(tmp_path))
     try:
         link.send(Probe(id=1))
