@@ -51,7 +51,7 @@ def medians(nbytes: int, tensors: int, replicas: int) -> dict[str, tuple[float, 
         "digests": lambda: _digests(plan, values),
         "one read": lambda: _read(buffers),
         "copy of all": lambda: torch._foreach_copy_(whole, values),
-        "copy of the share": lambda: torch._foreach_copy_(part, shared.tensors),
+        "copy of the slice": lambda: torch._foreach_copy_(part, shared.tensors),
     }
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
@@ -74,7 +74,7 @@ def main() -> None:
     torch.set_num_threads(1)
     nbytes = int(parser.parse_args().gib * _GIB)
     names = ("tensors", "replicas", "digests s", "read s", "ratio", "digests CPU s", "read CPU s", "ratio")
-    print("|", " | ".join([*names, "copy of all s", "of the share s"]), "|")
+    print("|", " | ".join([*names, "copy of all s", "of the slice s"]), "|")
     print("|", " | ".join(["---:"] * 10), "|")
     for tensors in (373, 10_000):
         for replicas in (2, 8):
@@ -84,7 +84,7 @@ def main() -> None:
                 digests, read = found["digests"][kind], found["one read"][kind]
                 missed = " (missed)" if digests > READ_BAR * read else ""
                 cells += [f"{digests:.3f}", f"{read:.3f}", f"{digests / read:.2f}{missed}"]
-            cells += [f"{found['copy of all'][0]:.3f}", f"{found['copy of the share'][0]:.3f}"]
+            cells += [f"{found['copy of all'][0]:.3f}", f"{found['copy of the slice'][0]:.3f}"]
             print("|", " | ".join(map(str, cells)), "|", flush=True)
 
 

@@ -35,7 +35,7 @@ from ckptd.shared.format.manifest import (
     StockFile,
     layout_of,
 )
-from ckptd.shared.format.replica_shares import compared, doubt
+from ckptd.shared.format.replica_attestations import compared, doubt
 from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals, is_page
 from ckptd.shared.format.stored_files import StoredFile, StoredFiles, read_exactly, read_some
 from ckptd.shared.stores.directory import OpenedFile
@@ -214,7 +214,7 @@ def _verify_checkpoint(path: str, report: Report) -> None:
     outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS, STOCK_FILES}
     images = {extent.name for record in opened.records for extent in record.extents()}
     _check_names(files, images | outputs, report)
-    doubted = doubt(compared({record.rank: record.shares for record in manifest.files})) if manifest else ""
+    doubted = doubt(compared({record.rank: record.attestations for record in manifest.files})) if manifest else ""
     report.notes += [f"{path}: {doubted}"] if doubted else []
 
 

@@ -14,7 +14,7 @@ from ckptd.cli.view.parts import error_text, plain_table
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.integrity import XXH3, Integrity
-from ckptd.shared.format.replica_shares import Compared, doubt
+from ckptd.shared.format.replica_attestations import Compared, doubt
 from ckptd.shared.stores.kinds import absolute
 from ckptd.store.facts import CommittedEntry, PartialEntry
 from ckptd.store.interface import Standing, Store
@@ -39,7 +39,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool
     unpublished: bool  # a trainer's files are not where it wanted them
     superseded: str  # not empty: who took the job over before this was committed
-    replicas: str  # of what ranks hold alike "all" or a "window" was compared, or it is "apart"; empty: nothing is
+    replicas: str  # of what ranks hold alike "all" or a "window" was compared, or it is "differing"; empty: nothing is
     run: str  # id of the run that saved it
     path: str
 
@@ -139,8 +139,8 @@ def _partial_row(store: Store, job: str, entry: PartialEntry) -> PartialRow:
 
 def _words(row: Row) -> list[tuple[str, bool]]:
     late = (f"superseded: {row.superseded}", bool(row.superseded))
-    apart = row.replicas == Compared.APART
-    doubted = ("replicas differed" if apart else "replicas not compared", bool(doubt(row.replicas)))
+    differing = row.replicas == Compared.DIFFERING
+    doubted = ("replicas differed" if differing else "replicas not compared", bool(doubt(row.replicas)))
     return [("latest", row.latest), ("pinned", row.pinned), ("unpublished", row.unpublished), late, doubted]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ckptd.shared.base.ids import RunId, SaveId
 from ckptd.shared.format.manifest import ParityRecord
-from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.node_messages import *  # noqa: F403 - the core knows them by these names too
 from ckptd.shared.protocol.node_messages import Event, FromRank
@@ -36,7 +36,7 @@ class SlotAdopted(Event, frozen=True, kw_only=True):
     save: SaveId | None = None
     nbytes: int = 0
     seal: Seal | None = None  # once the digests are taken
-    shares: tuple[Share, ...] = ()
+    attestations: tuple[Attestation, ...] = ()
 
 
 class SlotsFit(Event, frozen=True, kw_only=True):

@@ -111,9 +111,9 @@ class Catalogue:
                 text = f"step {steps} of job {key.job!r} is in memory, and nothing tells whether the store has it"
             hint = f"ckptd drain --job {key.job} --wait, or give it up with --force"
             raise CkptdError(f"{text}: {problem}" if problem else text, hint=hint)
-        apart = sorted({save.step for save in job.node.foreign.only_here(durable)})
-        if apart and not force:
-            steps = ", ".join(map(str, apart))
+        foreign = sorted({save.step for save in job.node.foreign.only_here(durable)})
+        if foreign and not force:
+            steps = ", ".join(map(str, foreign))
             text = f"step {steps} of another run of job {key.job!r} is in memory only and not durable: it would be lost"
             raise CkptdError(text, hint="load(run=...) restores it; or give it up with --force")
         slots = [UnlinkSlot(job=key, slot=slot.name) for slot in job.node.slots]

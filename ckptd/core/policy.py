@@ -24,6 +24,6 @@ class Policy:
     parity_wait_s: float = 30.0  # how long a vote waits for it
     outside_wait_s: float = 3.0  # for nodes that the job has left to say what lies there
     whole_nodes: int = 8  # a job of up to so many nodes gets a checkpoint of another world whole on each, from memory
-    shared_nodes: int = 64  # and what its ranks need of one of which replicas saved shares: they held it before
+    shared_nodes: int = 64  # and what its ranks need of one of which replicas saved slices: they held it before
     arena: str = ""  # of this node, for commands that a user is given to type
     client_started: bool = False  # nobody but a client will start the daemon again

@@ -26,7 +26,7 @@ from ckptd.shared.files.spare_pages import limit_met
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.layout import extents
 from ckptd.shared.format.manifest import STOCK_OBJECTS, VERSION, FileRecord, StockObjects, Vote, decode_objects
-from ckptd.shared.format.replica_shares import as_recorded
+from ckptd.shared.format.replica_attestations import as_recorded
 from ckptd.store.facts import CommitOutcome, Committer, Taker
 from ckptd.store.messages import (
     Commit,
@@ -373,7 +373,7 @@ def _file_record(found: Fragments) -> FileRecord:
         leaves=found.leaves,
         parts=seal.parts,
         raw=seal.raw,
-        shares=as_recorded(seal.shares),
+        attestations=as_recorded(seal.attestations),
     )
 
 

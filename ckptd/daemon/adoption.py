@@ -118,7 +118,7 @@ class Adoption:
                 save=slot.seal.save if slot.seal.state != "free" else None,
                 nbytes=slot.seal.image_nbytes,
                 seal=slot.seal if slot.seal.state == "digested" else None,
-                shares=slot.seal.shares,
+                attestations=slot.seal.attestations,
             )
         )
         return True

@@ -145,7 +145,7 @@ class RankGateway:
             save=request.save,
             nbytes=seal.image_nbytes,
             drain=request.drain,
-            shares=seal.shares,
+            attestations=seal.attestations,
             late=request.late,
         )
 

@@ -77,7 +77,7 @@ def _draining(job: Job) -> Record | None:
 
 
 def _node(view: NodeView, drain: Record | None) -> NodeStatus:
-    share = [drain.delivered.get(rank, 0) for rank in drain.drainers.get(view.node, ())] if drain is not None else []
+    written = [drain.delivered.get(rank, 0) for rank in drain.drainers.get(view.node, ())] if drain is not None else []
     done = drain.done.get(view.node, 0) if drain is not None else 0
     voted = drain is not None and view.node in drain.voters
     return NodeStatus(
@@ -88,8 +88,8 @@ def _node(view: NodeView, drain: Record | None) -> NodeStatus:
         set_index=view.set_index,
         encoded_step=view.encoded_step,
         problem=view.problem,
-        drain_nbytes=sum(share),
-        drain_nbytes_done=sum(share) if voted else min(done, sum(share)),
+        drain_nbytes=sum(written),
+        drain_nbytes_done=sum(written) if voted else min(done, sum(written)),
         drain_voted=voted,
     )
 
@@ -172,25 +172,25 @@ def _drain(job: Job, now: float) -> DrainStatus | None:
 def ranks(job: Job) -> list[RankStatus]:
     """Ranks that are attached here, or whose slots still are; as many as a status has room for."""
     out = []
-    share = {slot.rank: slot.nbytes for slot in job.node.drain.share()}
+    written = {slot.rank: slot.nbytes for slot in job.node.drain.share()}
     for rank in sorted({slot.rank for slot in job.node.slots} | set(job.node.ranks.admitted)):
         slots = job.node.slots.of_rank(rank)
-        local, apart = job.node.ranks.admitted.get(rank), job.node.ranks.apart(rank)
+        local, unattached = job.node.ranks.admitted.get(rank), job.node.ranks.unattached(rank)
         held = [slot.save for slot in slots if slot.save is not None]
         out.append(
             RankStatus(
                 rank=rank,
-                host=local.host if local else apart.host if apart else "",
-                pid=local.pid if local else apart.pid if apart else 0,
-                alive=apart is not None or (local is not None and (rank, local.session) in job.node.ranks.live),
-                attached=apart is None,
+                host=local.host if local else unattached.host if unattached else "",
+                pid=local.pid if local else unattached.pid if unattached else 0,
+                alive=unattached is not None or (local is not None and (rank, local.session) in job.node.ranks.live),
+                attached=unattached is None,
                 slots=len(slots),
                 slots_in_use=len(held),
                 slot_nbytes=max((slot.capacity for slot in slots), default=0),
                 newest_step=max(held).step if held else None,
                 late=local.late if local else "",
-                drain_nbytes=share.get(rank, 0),
-                drain_nbytes_done=min(job.node.drain.done.get(rank, 0), share.get(rank, 0)),
+                drain_nbytes=written.get(rank, 0),
+                drain_nbytes_done=min(job.node.drain.done.get(rank, 0), written.get(rank, 0)),
             )
         )
     return out[:MAX_RANKS]

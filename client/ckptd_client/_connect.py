@@ -66,7 +66,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
         redundancy: What the nodes of a job keep for each other in memory: "xor" survives the loss of one node of a set,
             "double" of two, "none" of none. Default: the setting of rank 0's daemon (`$CKPTD_REDUNDANCY` there).
         set_size: Nodes per redundancy set, 2 to 64. Default: the daemon's. The same on all ranks, as `redundancy`.
-        balance: "rows": ranks that hold the same tensors each save an equal share of them, cut at rows. "off": each
+        balance: "rows": ranks that hold the same tensors each save an equal slice of them, cut at rows. "off": each
             rank saves all that it holds. Default: `$CKPTD_BALANCE` or the daemon's. Known to be the same are the
             parameters of a DistributedDataParallel in the state, the state of a torch optimizer in it that has no
             others, replicated DTensors, and the keys of `replicated`.

@@ -1,4 +1,4 @@
-"""What each rank of test_balance.py runs: replicas that save shares of what they all hold.
+"""What each rank of test_balance.py runs: replicas that save slices of what they all hold.
 
 balance_ranks.py save <folder>         a durable checkpoint of DDP, and reference.pt in the folder
 balance_ranks.py load <folder>         in memory and from the store, compared to the bit, with any number of ranks

@@ -34,7 +34,7 @@ def load(node, saved_by, ranks, hows, layouts):
 def test_such_a_checkpoint_is_marked_and_one_whose_replicas_are_alike_again_is_not(saved):
     node, _ = saved
     rows = {row.step: row.replicas for row in _listing(JobKey(node.store, JOB)).checkpoints}
-    assert rows == {2: "apart", 3: "all", 4: "apart"}
+    assert rows == {2: "differing", 3: "all", 4: "differing"}
     listed = node.complete(sys.executable, "-m", "ckptd", "list", os.path.join(node.store, JOB), timeout_s=60,
                            COLUMNS="160")  # fmt: skip
     assert listed.count("replicas differed") == 2

@@ -18,7 +18,7 @@ def run(node, ranks, what, folder):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_shares_are_equal_and_come_back_on_any_number_of_ranks_and_in_stock_readers(node, folder):
+def test_slices_are_equal_and_come_back_on_any_number_of_ranks_and_in_stock_readers(node, folder):
     run(node, 4, "save", folder)
     for ranks in (4, 2, 1):
         run(node, ranks, "load", folder)

@@ -32,7 +32,7 @@ def said(node, ranks, way, verify="drained"):
 )
 def test_replicas_that_differ_are_marked_and_others_are_not(node, way, ranks):
     records = said(node, ranks, way)
-    assert records == {step: "apart" if step in DRIFTS else "all" for step in range(1, 7)}
+    assert records == {step: "differing" if step in DRIFTS else "all" for step in range(1, 7)}
     out = on_ranks(node, ranks, SCRIPT, "load", way, "2,4,5")
     assert out.count("did it") == ranks, out
 
@@ -41,10 +41,10 @@ def test_replicas_that_differ_are_marked_and_others_are_not(node, way, ranks):
 @pytest.mark.parametrize("verify", ["3", "off"])
 def test_what_was_not_compared_in_full_is_marked(node, way, verify):
     records = said(node, 2, way, verify)
-    full = {1: "all", 4: "apart"} if verify == "3" else {}
+    full = {1: "all", 4: "differing"} if verify == "3" else {}
     assert {step: records[step] for step in full} == full
     assert len(records) == 6
-    assert all(records[step] in {"window", "apart"} for step in records.keys() - full.keys()), records
+    assert all(records[step] in {"window", "differing"} for step in records.keys() - full.keys()), records
 
 
 def test_what_is_held_once_is_in_no_doubt(node):

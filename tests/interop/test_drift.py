@@ -55,9 +55,9 @@ def test_a_save_of_replicas_that_differ_is_not_durable_and_the_keys_are_named(no
     assert all(one["end"] == "abandoned" for one in first)
     assert all("shared.c" in one["why"] for one in first), first
     assert sorted(set(saves) - set(rows)) == [4, 12]
-    apart = dict.fromkeys((5, 7, 13, 15), "apart")
-    assert own(saves, rows) == apart | dict.fromkeys((6, 8, 14, 16), "all")
-    assert marked(rows) == set(apart), "nothing else is in doubt"
+    differing = dict.fromkeys((5, 7, 13, 15), "differing")
+    assert own(saves, rows) == differing | dict.fromkeys((6, 8, 14, 16), "all")
+    assert marked(rows) == set(differing), "nothing else is in doubt"
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -66,7 +66,7 @@ def test_where_some_saves_are_drained_those_are_compared_and_one_that_was_not_du
     saves, rows = drift(node, ranks, "drained", tmp_path, "3")
     assert not unmarked(saves, rows)
     said = {step: row.replicas for step, row in rows.items()}
-    compared = {1: "all", 3: "all", 6: "all", 9: "all", 13: "apart", 15: "apart"}
+    compared = {1: "all", 3: "all", 6: "all", 9: "all", 13: "differing", 15: "differing"}
     assert said == compared | {8: "window", 16: "window"}, "each of the others was compared in full"
 
 

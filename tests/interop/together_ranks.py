@@ -1,6 +1,6 @@
 """What each rank of test_together.py runs: a checkpoint of replicas, read from the store by all ranks of a node.
 
-together_ranks.py save <folder>    a durable checkpoint that replicas saved in shares
+together_ranks.py save <folder>    a durable checkpoint that replicas saved in slices
 together_ranks.py load <folder>    what the ranks read of the store, printed; the state compared to the bit
 together_ranks.py read_from <folder>    the same with load_from
 together_ranks.py late <folder>    the same, and rank 1 comes after the others have given it up

@@ -112,7 +112,7 @@ class Launcher:
         ]
         if not any(all(session.heard_by_all(save, m) for m in wanted) for save in reached):
             return False
-        self.world.promises.apart_heard(session, 10 * self._examined[session], max(reached))
+        self.world.promises.mismatches_heard(session, 10 * self._examined[session], max(reached))
         if self.goal == "save":
             self.reached.add("save")
             self.goal = "load"

@@ -99,7 +99,7 @@ class Machine:
                     nbytes=slot.seal.image_nbytes,
                     digested=digested,
                     seal=slot.seal if digested else None,
-                    shares=slot.seal.shares,
+                    attestations=slot.seal.attestations,
                 )
             )
         if job in self.arena.stores:

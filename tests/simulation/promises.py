@@ -157,7 +157,7 @@ class Promises:
         save, truth, store = news.save, self.of(proc.job), self._world.store(proc.job)
         durable = save in store.ever
         found = truth.saves.get(save)
-        self._apart(proc, news, apart=found is not None and found.apart)
+        self._mismatched(proc, news, mismatched=found is not None and found.mismatched)
         if news.milestone is Milestone.DURABLE or news.end is End.DURABLE:
             assert durable, f"{proc} was told that {save} is durable"
             self.told_of["durable"] += 1
@@ -177,22 +177,22 @@ class Promises:
             if found is not None and (truth.protected is None or truth.protected.save <= save):
                 self._protected(truth, save)
 
-    def _apart(self, proc: "Proc", news: Progress, *, apart: bool) -> None:
-        """Shares that make no whole are a checkpoint for nobody; of those that do nobody hears the contrary."""
-        if apart:
+    def _mismatched(self, proc: "Proc", news: Progress, *, mismatched: bool) -> None:
+        """Slices that make no whole are a checkpoint for nobody; of those that do nobody hears the contrary."""
+        if mismatched:
             told = f"{news.milestone or ''} {news.end or ''}"
             lost = news.milestone is None and news.end in (None, End.ABANDONED, End.SKIPPED, End.FAILED)
-            assert lost, f"{proc} was told that {news.save} is {told.strip()}, of which the shares are no whole"
-            self.told_of["apart"] += news.apart
+            assert lost, f"{proc} was told that {news.save} is {told.strip()}, of which the slices do not make a whole"
+            self.told_of["mismatched"] += news.mismatched
         else:
-            assert not news.apart, f"{proc} was told that the shares of {news.save} are no whole"
+            assert not news.mismatched, f"{proc} was told that the shares of {news.save} are no whole"
 
-    def apart_heard(self, session: "Session", since_step: int, until: SaveId) -> None:
-        """Nothing went wrong meanwhile: every rank knows the end of each save of which the shares were no whole."""
+    def mismatches_heard(self, session: "Session", since_step: int, until: SaveId) -> None:
+        """Nothing went wrong meanwhile: every rank knows the end of each save whose slices made no whole."""
         truth = self.of(session.job)
-        for save in [s for s, t in truth.saves.items() if t.apart and s.step > since_step and s < until]:
+        for save in [s for s, t in truth.saves.items() if t.mismatched and s.step > since_step and s < until]:
             waiting = [p.rank for p in session.procs if save in p.saves and not p.saves[save].end]
-            assert not waiting, f"ranks {waiting[:8]} never heard the end of {save}, of which the shares were no whole"
+            assert not waiting, f"ranks {waiting[:8]} never heard the end of {save}, whose slices made no whole"
 
     def _protected(self, truth: Truth, save: SaveId) -> None:
         found = truth.saves[save]
@@ -249,7 +249,7 @@ class Promises:
     def committed(self, job: JobKey, save: SaveId) -> None:
         """Under its final name: every file is what its rank wrote."""
         directory, found = self._world.store(job).committed[save], self.of(job).saves.get(save)
-        assert found is None or not found.apart, f"{save} was committed, of which the shares are no whole"
+        assert found is None or not found.mismatched, f"{save} was committed, of which the slices do not make a whole"
         if found is not None and len(found.contents) == directory.world_size:
             wrong = [rank for rank, content in directory.files.items() if found.contents.get(rank) != content]
             assert not wrong, f"{save}: wrong bytes committed for ranks {wrong[:5]}"
@@ -268,7 +268,7 @@ class Promises:
         assert save == order.save, f"{proc} read {save}, and {order.save} was agreed"
         found = self.of(proc.job).saves.get(save)
         if found is not None:
-            assert not found.apart, f"{proc} restored {save}, of which the shares are no whole"
+            assert not found.mismatched, f"{proc} restored {save}, of which the slices do not make a whole"
             lacking = self.needed(proc, save) - set(images)
             assert not lacking, f"{proc} restored {save} without the images of ranks {sorted(lacking)[:8]}"
             wrong = [rank for rank, content in images.items() if found.contents.get(rank) != content]
@@ -295,7 +295,7 @@ class Promises:
         policy, nodes = self._world.policy, len({machine.name for machine in session.homes})
         shared = any(found.said.values())
         others = shared or session.relaid or found.world_size != session.world_size
-        by_all = any(share.count == found.world_size for said in found.said.values() for share in said)
+        by_all = any(attestation.count == found.world_size for said in found.said.values() for attestation in said)
         held_before = shared and (by_all or not (session.relaid or found.world_size != session.world_size))
         if others and nodes > (policy.shared_nodes if held_before else policy.whole_nodes):
             return

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.shared.base.ids import NO_RUN, SaveId
-from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import Seal, SlotState
 from ckptd.shared.protocol.messages import Attached, LoadFrom, Milestone, Progress, Refused, SlotGranted, SlotsRefused
 from tests.simulation.arena import content_of
@@ -32,7 +32,7 @@ class Save:
     milestones: set[Milestone] = field(default_factory=set)
     end: str = ""
     slot: str = ""
-    shares: tuple[Share, ...] = ()
+    attestations: tuple[Attestation, ...] = ()
     acknowledged: bool = False
 
 
@@ -56,7 +56,7 @@ class Proc:
         self.loading = 0  # tries left
         self.reading: LoadFrom | None = None
         self.read: Read | None = None
-        self.balance = True  # saves shares, until it hears that they were no whole
+        self.balance = True  # saves slices, until it hears that they did not make a whole
         self._looked = False  # a save in which it looked at all that is shared was staged
         self._waits: dict[int, str] = {}
         self._staging: tuple[Save, float, bool] | None = None  # waits for a slot, until, drain
@@ -228,7 +228,7 @@ class Proc:
             return
         assert slot.save is None, f"{self} writes into {name}, which holds {slot.save}"
         if self.balance:
-            handle.shares = self.session.replicas.said(self.rank, handle.save.step, first_look=not self._looked)
+            handle.attestations = self.session.replicas.said(self.rank, handle.save.step, first_look=not self._looked)
         seal = Seal(
             state=SlotState.SEALED,
             job=self.job,
@@ -237,7 +237,7 @@ class Proc:
             world_size=self.session.world_size,
             image_nbytes=10_000 + 997 * self.rank,
             leaves_digest=content_of(handle.save, self.rank, self.session.name),
-            shares=handle.shares,
+            attestations=handle.attestations,
         )
         self.machine.arena.put_seal(self.job, slot, seal)
         handle.slot = name
@@ -254,7 +254,7 @@ class Proc:
             save=handle.save,
             nbytes=10_000 + 997 * self.rank,
             drain=drain,
-            shares=handle.shares,
+            attestations=handle.attestations,
         )
 
     def _too_late(self, handle: Save) -> None:
@@ -341,7 +341,7 @@ class Proc:
     def _news(self, news: Progress) -> None:
         self.world.promises.told(self, news)
         handle = self.saves.get(news.save)
-        self.balance &= not news.apart
+        self.balance &= not news.mismatched
         self._looked |= news.milestone is not None
         if handle is not None and news.milestone is not None:
             handle.milestones.add(news.milestone)
@@ -377,5 +377,5 @@ class Proc:
             problem = "" if images else f"nothing to read at {order.slot or order.path}"
         self.read = Read(order.save, order.tier, images) if images else None
         self.world.counts[f"read {order.tier}{', whole' * order.whole}"] += 1
-        self.world.counts["reads of shares"] += len(images) > 1
+        self.world.counts["reads of slices"] += len(images) > 1
         self._say("report", ev.LoadReported, save=order.save, tier=order.tier, problem=problem, reshape=reshape)

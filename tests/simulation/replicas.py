@@ -1,4 +1,4 @@
-"""Which ranks of a session hold the same tensors, and what each of them says of its share in a save.
+"""Which ranks of a session hold the same tensors, and what each of them attests of its slice in a save.
 
 Once in a while one of them is no replica: its structure changed, its bytes drifted, or it saves all of its own.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
 
-from ckptd.shared.format.replica_shares import SUM_NBYTES, Share
+from ckptd.shared.format.replica_attestations import SUM_NBYTES, Attestation
 
 _ODD = ("structure", "bytes", "alone")
 
@@ -24,14 +24,14 @@ class Replicas:
     sets: tuple[tuple[int, ...], ...] = ()
     odd: tuple[int, str, int] | None = None
 
-    def said(self, rank: int, step: int, *, first_look: bool) -> tuple[Share, ...]:
+    def said(self, rank: int, step: int, *, first_look: bool) -> tuple[Attestation, ...]:
         """The rank's word in a save of that step. first_look: no save that it looked at was staged yet."""
         how = self._how(rank, step)
         if how == "alone":
             return ()
         part = b"f" if first_look else b"l"
         return tuple(
-            Share(
+            Attestation(
                 replicas=_sum("ranks", ranks),
                 count=len(ranks),
                 cut=_sum("cut", ranks, how == "structure"),
@@ -48,7 +48,7 @@ class Replicas:
 
 
 def draw(random: Random, ranks: int, *, shared: float, odd: float) -> Replicas:
-    """Who shares in a session. The chances: that anybody does, and that one of them is no replica some day."""
+    """Which ranks hold replicas in a session. The chances: that any do, and that one of them is no replica some day."""
     if ranks < 2 or random.random() >= shared:
         return Replicas()
     everybody, incomplete = tuple(range(ranks)), ranks // 2
@@ -67,21 +67,23 @@ def draw(random: Random, ranks: int, *, shared: float, odd: float) -> Replicas:
 # --- what follows from their words, found in another way than the core finds it
 
 
-def apart(said: Mapping[int, tuple[Share, ...]]) -> bool:
+def mismatched(said: Mapping[int, tuple[Attestation, ...]]) -> bool:
     """Whether the words of all ranks are not those of replicas."""
-    everything = [(rank, share) for rank, shares in said.items() for share in shares]
-    sets = {(share.replicas, share.count) for _, share in everything}
+    everything = [(rank, attestation) for rank, attestations in said.items() for attestation in attestations]
+    sets = {(attestation.replicas, attestation.count) for _, attestation in everything}
     for key in sets:
-        words = [share for _, share in everything if (share.replicas, share.count) == key]
-        seen = {share.content for share in words}
-        if len(words) != key[1] or len({share.cut for share in words}) > 1:
+        words = [attestation for _, attestation in everything if (attestation.replicas, attestation.count) == key]
+        seen = {attestation.content for attestation in words}
+        if len(words) != key[1] or len({attestation.cut for attestation in words}) > 1:
             return True
         if len(seen) != len({content[:1] for content in seen}):
             return True
     return False
 
 
-def needed(said: Mapping[int, tuple[Share, ...]], rank: int) -> set[int]:
+def needed(said: Mapping[int, tuple[Attestation, ...]], rank: int) -> set[int]:
     """Whose images have a part of what the rank holds."""
-    mine = {share.replicas for share in said.get(rank, ())}
-    return {rank} | {other for other, shares in said.items() if mine & {share.replicas for share in shares}}
+    mine = {attestation.replicas for attestation in said.get(rank, ())}
+    return {rank} | {
+        other for other, attestations in said.items() if mine & {attestation.replicas for attestation in attestations}
+    }

@@ -96,7 +96,7 @@ def brings_nothing_together(self, *words):
 @pytest.mark.parametrize(
     ("odd", "broken", "notices"),
     [
-        (1.0, (saves, "difference_of", finds_no_difference), "is staged, of which the shares are no whole"),
+        (1.0, (saves, "difference_of", finds_no_difference), "is staged, of which the slices do not make a whole"),
         (0.0, (Restores, "_have_whole", brings_nothing_together), "from the store, and it lies in memory"),
     ],
 )
@@ -106,20 +106,20 @@ def test_a_core_that_mixes_up_shares_is_caught(monkeypatch, odd, broken, notices
         play(2, nodes=3, scheme="xor", seconds=60.0, fault_every_s=0.0, shared=1.0, odd=odd)
 
 
-def test_shares_are_restored_and_replicas_that_are_none_are_told_apart():
+def test_slices_are_restored_and_replicas_that_are_none_are_told_apart():
     some, every = (play(2, nodes=4, scheme="xor", seconds=60.0, fault_every_s=0.0, shared=1.0, odd=o) for o in (1, 0))
-    assert some.told["apart"] > 0
-    assert "apart" not in every.told
+    assert some.told["mismatched"] > 0
+    assert "mismatched" not in every.told
     for outcome in (some, every):
         assert outcome.told["protected"] > 0
         assert outcome.counts["near loads"] > 0
-    assert every.counts["reads of shares"] > 0
+    assert every.counts["reads of slices"] > 0
 
 
 def test_replicas_whose_tensors_lie_otherwise_now_read_all_images_in_memory():
     outcome = play(0, nodes=4, scheme="xor", seconds=60.0, fault_every_s=0.0, shared=1.0, odd=0.0, relaid=1.0)
     assert outcome.counts["near loads"] == 1
-    assert outcome.counts["read peer, whole"] > outcome.counts["reads of shares"]  # what they shared was not enough
+    assert outcome.counts["read peer, whole"] > outcome.counts["reads of slices"]  # what they shared was not enough
 
 
 def test_a_failure_tells_how_to_play_it_again(monkeypatch):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from ckptd.shared.base.ids import SaveId
-from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.parity_types import ParityChunk
@@ -38,7 +38,7 @@ class SaveTruth:
     world_size: int
     where: dict[int, dict[Ident, int]] = field(default_factory=dict)  # rank -> arena -> copies
     contents: dict[int, bytes] = field(default_factory=dict)
-    said: dict[int, tuple[Share, ...]] = field(default_factory=dict)  # rank -> what its seal says of shares
+    said: dict[int, tuple[Attestation, ...]] = field(default_factory=dict)  # rank -> what its seal attests
     writers: set[str] = field(default_factory=set)
     sets: dict[SetKey, ParitySet] = field(default_factory=dict)
     ever_whole: bool = False
@@ -46,26 +46,26 @@ class SaveTruth:
     bereft: bool = False  # a segment was lost with its node
     covered: dict[int, set[int]] = field(default_factory=dict)  # epoch -> ranks of sets that were whole once
 
-    _apart: bool | None = None
+    _mismatched: bool | None = None
 
     @property
-    def apart(self) -> bool:
-        """Whether all ranks sealed it, and what they say of shares is not what replicas say: it is no checkpoint."""
+    def mismatched(self) -> bool:
+        """Whether all ranks sealed it, and what they attest is not what replicas attest: it is no checkpoint."""
         if len(self.said) < self.world_size:
             return False
-        if self._apart is None:
-            self._apart = replicas.apart(self.said)
-        return self._apart
+        if self._mismatched is None:
+            self._mismatched = replicas.mismatched(self.said)
+        return self._mismatched
 
     @property
     def whole(self) -> bool:
-        """Every rank's sealed segment lies in some arena, and their shares make a whole."""
-        return len(self.where) == self.world_size and not self.apart
+        """Every rank's sealed segment lies in some arena, and their slices make a whole."""
+        return len(self.where) == self.world_size and not self.mismatched
 
     @property
     def lost_when_staged(self) -> bool:
         """Every rank had sealed its segment, and a node was lost with one: maybe before anybody could have heard."""
-        return self.bereft and len(self.contents) == self.world_size and not self.apart
+        return self.bereft and len(self.contents) == self.world_size and not self.mismatched
 
     def epochs_protected(self) -> list[int]:
         """Epochs in which every set's chunks lie there, each member's on a node of its own."""
@@ -79,7 +79,7 @@ class SaveTruth:
 
     def restorable(self, without: frozenset[Ident] = frozenset()) -> bool:
         """From memory alone, when these arenas are lost too."""
-        if self.apart:
+        if self.mismatched:
             return False
         have = {rank for rank, arenas in self.where.items() if set(arenas) - without}
         if len(have) == self.world_size:
@@ -144,7 +144,7 @@ class Truth:
             del truth.where[seal.rank]
         if there:
             truth.contents.setdefault(seal.rank, seal.leaves_digest)
-            truth.said.setdefault(seal.rank, seal.shares)
+            truth.said.setdefault(seal.rank, seal.attestations)
             truth.ever_whole |= truth.whole
         return truth
 

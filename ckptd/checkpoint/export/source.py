@@ -31,7 +31,7 @@ from ckptd.shared.format.manifest import (
     decode_vote,
     layout_of,
 )
-from ckptd.shared.format.replica_shares import compared, doubt
+from ckptd.shared.format.replica_attestations import compared, doubt
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.stores.kinds import open_files, real
 from ckptd.store.opening import open_store
@@ -201,7 +201,7 @@ def load(path: str, integrity: Integrity = XXH3) -> Checkpoint:
         _check_tensors(path, layout)
     leaves = sum(len(decode_leaves(r.leaves, where=stored.where(r.name)).leaves) for r in manifest.files)
     return Checkpoint(stored, manifest.save, files, layouts, leaves, manifest.votes,
-                      doubt(compared({record.rank: record.shares for record in manifest.files})))  # fmt: skip
+                      doubt(compared({record.rank: record.attestations for record in manifest.files})))  # fmt: skip
 
 
 def _check_tensors(path: str, layout: Layout) -> None:

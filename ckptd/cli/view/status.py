@@ -15,7 +15,7 @@ from rich.text import Text
 from ckptd.cli.view.nodes import NodesView, named, troubles, versions
 from ckptd.cli.view.parts import NEARLY_FULL, Facts, Marks, Name, bar, marks_for, plain_table
 from ckptd.core.coordinator.save_record import Phase
-from ckptd.shared.format.replica_shares import doubt
+from ckptd.shared.format.replica_attestations import doubt
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import End, Milestone, Tier
 from ckptd.shared.protocol.status import CheckpointStatus, DrainStatus, JobStatus, RankStatus, Status, WorkerStatus

@@ -256,7 +256,7 @@ class Coordinator:
         return []
 
     def _fetched(self, node: str, event: ev.SegmentFetched, now: float) -> list[Action]:
-        actions = [] if event.problem else self.saves.fetched(node, event.save, event.rank, now, event.shares)
+        actions = [] if event.problem else self.saves.fetched(node, event.save, event.rank, now, event.attestations)
         return [*actions, *self._load(self.restores.fetched(node, event, now))]
 
     def retire(self, incarnation: int) -> None:

@@ -261,6 +261,6 @@ class Drains(SaveRecords):
         assert record.end is not None  # noqa: S101 - only ended saves come here
         end = ev.SaveEnded(
             job=self._job, node=self._node, save=record.save, end=record.end, reason=record.reason,
-            apart=record.apart, where=record.where,
+            mismatched=record.mismatched, where=record.where,
         )  # fmt: skip
         return [self._order(end, node)]

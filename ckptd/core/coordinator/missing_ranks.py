@@ -112,18 +112,18 @@ class MissingRanks:
         absent = [rank for rank in missing if rank not in self._sessions.members and rank not in silent]
         allocating = [rank for rank in self._allocating(missing) if rank not in silent]
         idle = sorted(set(missing) - {*silent, *absent, *allocating})
-        apart = [rank for rank in absent if self._is_apart(rank)]
-        absent = [rank for rank in absent if rank not in apart]
+        unattached = [rank for rank in absent if self._is_unattached(rank)]
+        absent = [rank for rank in absent if rank not in unattached]
         causes = []
         if absent:
             who = "they have" if absent == list(missing) else f"{named_ranks(absent)} have"
             who = "it has" if len(missing) == 1 else who
             causes.append(f"{who} not connected: every rank calls connect and {call} {_ALONE}")
-        elif idle or apart:
+        elif idle or unattached:
             causes.append(f"every rank calls {call} {_ALONE}")
-        if apart:
-            have, place = ("has", "its node") if len(apart) == 1 else ("have", "their nodes")
-            causes.append(f"{named_ranks(apart)} {have} not called ckptd since the daemon of {place} restarted")
+        if unattached:
+            have, place = ("has", "its node") if len(unattached) == 1 else ("have", "their nodes")
+            causes.append(f"{named_ranks(unattached)} {have} not called ckptd since the daemon of {place} restarted")
         if silent:
             nodes = sorted({self._home(rank) for rank in silent})
             more = ", ..." if len(nodes) > _MAX_NODES else ""
@@ -133,14 +133,14 @@ class MissingRanks:
         if allocating:
             whose = "their slots" if allocating == list(missing) else f"the slots of {named_ranks(allocating)}"
             causes.append(f"the memory of {'its slots' if len(missing) == 1 else whose} {_ALLOCATED}")
-        causes += self._places(sorted([*idle, *apart]))
+        causes += self._places(sorted([*idle, *unattached]))
         return "; ".join(causes)
 
     def _are_idle(self, record: Record, now: float) -> bool:
         """Whether the missing ranks are there and do not save. That another node is lost is not known at once."""
         if self._allocating(record.missing):
             return False
-        here = all(self._home(rank) == self._node and not self._is_apart(rank) for rank in record.missing)
+        here = all(self._home(rank) == self._node and not self._is_unattached(rank) for rank in record.missing)
         return not self._silent(record.missing) and (here or now >= record.since + LOST_S)
 
     def _allocating(self, missing: Sequence[int]) -> list[int]:
@@ -152,7 +152,7 @@ class MissingRanks:
         """Those whose nodes do not answer: their daemons may come back, and what they save with them."""
         return [rank for rank in missing if self._home(rank) in self._sessions.unreachable]
 
-    def _is_apart(self, rank: int) -> bool:
+    def _is_unattached(self, rank: int) -> bool:
         """Whether its process lives, and has not come back to a daemon that restarted."""
         return rank not in self._sessions.members and self._process_of(rank) is not None
 

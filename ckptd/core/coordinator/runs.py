@@ -23,7 +23,7 @@ class Runs:
         self.lineage = Lineage()
         self.strangers = Strangers(self.lineage)
         self._told: dict[str, tuple[frozenset[Run], frozenset[Run]]] = {}  # by node: runs set apart, those in dispute
-        self._apart: frozenset[Run] = frozenset()  # as of the last sort
+        self._foreign: frozenset[Run] = frozenset()  # as of the last sort
         self._back = False  # something set apart turned out to be the job's: its nodes are to say what they have
 
     def sift(self, node: str, has: ev.NodeHas) -> tuple[tuple[ev.HeldSegment, ...], tuple[ev.HeldChunk, ...]]:
@@ -79,8 +79,8 @@ class Runs:
                 for node in holders:
                     self.strangers.add(node, save, rank)
         runs = self.lineage.strangers
-        self._back |= any(self.lineage.run_of(number) == run for number, run in self._apart)
-        self._apart = runs
+        self._back |= any(self.lineage.run_of(number) == run for number, run in self._foreign)
+        self._foreign = runs
         disputed = self.lineage.disputed
         none: frozenset[Run] = frozenset()
         telling = [node for node in sorted(nodes) if self._told.get(node, (none, none)) != (runs, disputed)]

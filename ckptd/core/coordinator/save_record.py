@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ckptd.shared.base.errors import joined
 from ckptd.shared.base.ids import SaveId
-from ckptd.shared.format.replica_shares import Compared, Share, Where, compared
+from ckptd.shared.format.replica_attestations import Attestation, Compared, Where, compared
 from ckptd.shared.protocol.messages import End, Milestone
 
 
@@ -30,14 +30,14 @@ class Record:
     phase: Phase = Phase.STAGING
     held: dict[int, set[str]] = field(default_factory=dict)  # rank -> nodes whose arenas have it
     delivered: dict[int, int] = field(default_factory=dict)  # rank -> bytes
-    shares: dict[int, tuple[Share, ...]] = field(default_factory=dict)  # rank -> what it said of them
+    attestations: dict[int, tuple[Attestation, ...]] = field(default_factory=dict)  # rank -> what it said of them
     adopted: bool = False  # found in the arena at start
     protected: bool = False  # by all sets, as the ranks' nodes were then
     due: bool = False
     forced: bool = False  # somebody asked for this very one: a newer one does not take its turn
     end: End | None = None
     reason: str = ""  # of its end; of one that waits: for whom, once that is worth a line
-    apart: bool = False  # the shares were no whole
+    mismatched: bool = False  # the slices did not make a whole
     where: Where | None = None  # as far as that is known
     drainers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node -> ranks whose segments it writes
     voters: set[str] = field(default_factory=set)
@@ -55,30 +55,33 @@ class Record:
 
     @property
     def shared(self) -> bool:
-        """Whether ranks saved shares of what they all hold, so that each needs the others' to load."""
+        """Whether ranks saved slices of what they all hold, so that each needs the others' to load."""
         return any(self._binding.values())
 
     @property
-    def _binding(self) -> dict[int, list[Share]]:
-        """Of the shares those without which an image is not whole, by rank."""
-        return {rank: [share for share in said if not share.only_told] for rank, said in self.shares.items()}
+    def _binding(self) -> dict[int, list[Attestation]]:
+        """By rank, the attestations without which an image is not whole."""
+        return {
+            rank: [attestation for attestation in said if not attestation.only_told]
+            for rank, said in self.attestations.items()
+        }
 
     @property
     def compared(self) -> Compared:
-        """How far the shares prove that what its ranks hold alike is the same."""
-        return compared(self.shares)
+        """How far the attestations prove that what its ranks hold alike is the same."""
+        return compared(self.attestations)
 
     @property
     def shared_by_all(self) -> bool:
-        """Whether some share is of a set of all ranks: then each needs every image in any case."""
-        return any(share.count == self.world_size for said in self._binding.values() for share in said)
+        """Whether some attestation is of a set of all ranks: then each needs every image in any case."""
+        return any(attestation.count == self.world_size for said in self._binding.values() for attestation in said)
 
     def needed_for(self, ranks: Iterable[int]) -> list[int]:
         """Ranks whose segments these ranks load from: their own, and those of all that shared with them."""
         mine, binding = set(ranks), self._binding
-        sets = {(share.replicas, share.count) for rank in mine for share in binding.get(rank, ())}
+        sets = {(attestation.replicas, attestation.count) for rank in mine for attestation in binding.get(rank, ())}
         for rank, said in binding.items():
-            if any((share.replicas, share.count) in sets for share in said):
+            if any((attestation.replicas, attestation.count) in sets for attestation in said):
                 mine.add(rank)
         return sorted(mine)
 

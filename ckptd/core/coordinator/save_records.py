@@ -6,7 +6,7 @@ from collections.abc import Collection
 from ckptd.core import events as ev
 from ckptd.core.coordinator.save_record import Phase, Record
 from ckptd.shared.base.ids import SaveId
-from ckptd.shared.format.replica_shares import doubt
+from ckptd.shared.format.replica_attestations import doubt
 from ckptd.shared.protocol.messages import End, Progress
 
 MAX_RECORDS = 64
@@ -92,7 +92,9 @@ class SaveRecords:
     def known(self, incarnation: int) -> tuple[Progress, ...]:
         """What a rank that comes back must learn about the saves of its incarnation."""
         return tuple(
-            Progress(save=r.save, milestone=r.milestone, end=r.end, reason=r.reason, apart=r.apart, where=r.where)
+            Progress(
+                save=r.save, milestone=r.milestone, end=r.end, reason=r.reason, mismatched=r.mismatched, where=r.where
+            )
             for r in self.records.values()
             if r.save.incarnation == incarnation
         )

@@ -24,7 +24,7 @@ from ckptd.core.coordinator.sessions import Sessions
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey, RunId, SaveId
 from ckptd.shared.base.wording import named_ranks
-from ckptd.shared.format.replica_shares import Share, difference_of
+from ckptd.shared.format.replica_attestations import Attestation, difference_of
 from ckptd.shared.protocol.messages import End
 
 
@@ -46,7 +46,7 @@ class Saves(Drains):
         record.adopted |= event.request == 0
         record.due |= event.drain
         record.forced |= event.drain
-        record.shares[event.rank] = event.shares
+        record.attestations[event.rank] = event.attestations
         return self._delivered(node, record, event.rank, event.nbytes, now)
 
     def found(self, node: str, segments: tuple[ev.HeldSegment, ...], now: float) -> list[Action]:
@@ -58,7 +58,7 @@ class Saves(Drains):
             record = self._record(segment.save, segment.world_size, now)
             record.adopted |= not record.delivered
             was = record.phase
-            record.shares[segment.rank] = segment.shares
+            record.attestations[segment.rank] = segment.attestations
             actions += self._delivered(node, record, segment.rank, segment.nbytes, now, again=True)
             if was is not Phase.STAGING and node != self._node:  # its half beside this one has heard it
                 actions.append(self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save), node))
@@ -67,12 +67,14 @@ class Saves(Drains):
         ended = [r for r in self.records.values() if r.end is not None and r.save in told]
         return [*actions, *(action for record in ended for action in self._tell_end(record, node))]
 
-    def fetched(self, node: str, save: SaveId, rank: int, now: float, shares: tuple[Share, ...] = ()) -> list[Action]:
+    def fetched(
+        self, node: str, save: SaveId, rank: int, now: float, attestations: tuple[Attestation, ...] = ()
+    ) -> list[Action]:
         """The segment of the rank lies at this node too, from elsewhere; it may never have heard that it was staged."""
         record = self.records.get(save)
         if record is None:
             return []
-        record.shares[rank] = shares
+        record.attestations[rank] = attestations
         told = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=save), node)] if record.staged else []
         told += self._tell_end(record, node) if record.end is not None else []
         return [*told, *self._delivered(node, record, rank, record.delivered.get(rank, 0), now, again=True)]
@@ -90,9 +92,10 @@ class Saves(Drains):
         if record.end is not None and not (again and complete):
             return [] if again else self._tell_end(record)  # a late rank of a save that is over, or one that repeats
         if complete:
-            apart = difference_of(record.shares)
-            record.end, record.apart, record.where = None, apart is not None, apart.where if apart else None
-            return self._finish(record, End.ABANDONED, apart.reason) if apart else self._complete(record, now)
+            difference = difference_of(record.attestations)
+            record.end, record.mismatched = None, difference is not None
+            record.where = difference.where if difference else None
+            return self._finish(record, End.ABANDONED, difference.reason) if difference else self._complete(record, now)
         return []
 
     def _disagree(self, record: Record, other: Record) -> list[Action]:

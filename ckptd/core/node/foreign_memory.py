@@ -26,7 +26,7 @@ class ForeignMemory:
         self._disputed: frozenset[Run] = frozenset()
         self._since: dict[Run, float] = {}  # by run: since when it is not the job's for sure
 
-    def set_apart(self, runs: frozenset[Run], disputed: frozenset[Run] = frozenset()) -> None:
+    def isolate(self, runs: frozenset[Run], disputed: frozenset[Run] = frozenset()) -> None:
         """These runs, and no others, are not the job's. disputed: those of which nobody can tell, which stay."""
         self._disputed = disputed
         self._slot_retention.foreign(runs)

@@ -10,7 +10,9 @@ from ckptd.shared.base.ids import JobKey
 def segments_of(slots: SlotTable) -> tuple[ev.HeldSegment, ...]:
     """Every segment in a slot of the node."""
     return tuple(
-        ev.HeldSegment(slot.save, slot.rank, slot.world_size, slot.nbytes, slot.shares) for slot in slots if slot.save
+        ev.HeldSegment(slot.save, slot.rank, slot.world_size, slot.nbytes, slot.attestations)
+        for slot in slots
+        if slot.save
     )
 
 

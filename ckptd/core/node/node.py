@@ -145,7 +145,7 @@ class JobNode:
             ev.SavesObsolete: (slot_retention.obsolete, protection.obsolete, self.collect),
             ev.DrainOrdered: (self.standing.saved_to, self.drain.order),
             ev.PreemptOrdered: (lambda order: self.notice.ordered(order, self.ranks.of(order.session)),),
-            ev.ForeignRuns: (self._set_apart,),
+            ev.ForeignRuns: (self._isolate,),
             ev.FetchOrdered: (self._fetch,),
             ev.DrainDropped: (self.drain.dropped, self.collect),
             ev.LoadOrdered: (self.standing.loads, slot_retention.loaded, self.loads.ordered, self.collect),
@@ -371,13 +371,13 @@ class JobNode:
         if event.seal is None:
             return [self.membership.report(event)]
         actions = [*self.slots.fetched(event, event.seal), *self._grant(event)]
-        return [*actions, self.membership.report(replace(event, seal=None, shares=event.seal.shares))]
+        return [*actions, self.membership.report(replace(event, seal=None, attestations=event.seal.attestations))]
 
     # --- runs and stores
 
-    def _set_apart(self, order: ev.ForeignRuns) -> list[Action]:
+    def _isolate(self, order: ev.ForeignRuns) -> list[Action]:
         """What these runs left is not the job's. The coordinator hears again what lies here."""
-        self.foreign.set_apart(frozenset(order.runs), frozenset(order.disputed))
+        self.foreign.isolate(frozenset(order.runs), frozenset(order.disputed))
         provided = [
             a for r, local in self.ranks.admitted.items() for a in (*self.slots.provision(r), *self._grant(local))
         ]

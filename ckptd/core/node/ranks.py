@@ -78,7 +78,7 @@ class LocalRanks:
             job=self._job, rank=event.rank, session=event.session, pid=event.pid, host=event.host
         )
 
-    def apart(self, rank: int) -> ev.RankFound | None:
+    def unattached(self, rank: int) -> ev.RankFound | None:
         """The rank's process where it lives and has called an earlier daemon of this node, and not this one."""
         called = {*self.waiting, *self.replaced}
         found = [live for key, live in self.live.items() if key[0] == rank and key not in called]
@@ -207,9 +207,12 @@ class LocalRanks:
     def save_ended(self, order: ev.SaveEnded) -> list[Action]:
         """Notifies all that are, or were, in."""
         milestone = Milestone.DURABLE if order.end is End.DURABLE else None
-        news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason, apart=order.apart,
-                        where=order.where)  # fmt: skip
-        return self.tell_all(news)
+        return self.tell_all(
+            Progress(
+                save=order.save, milestone=milestone, end=order.end, reason=order.reason,
+                mismatched=order.mismatched, where=order.where,
+            )
+        )  # fmt: skip
 
     def save_waits(self, order: ev.SaveWaits) -> list[Action]:
         """Those that have delivered the save hear for whom it waits: to the others it is no news of theirs."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ckptd.core.actions import Action, AllocateSlots, FreeSlot, TakeDigests, UnlinkSlot
 from ckptd.core.events import SegmentFetched, SegmentStaged, SlotAdopted
 from ckptd.shared.base.ids import JobKey, Run, SaveId
-from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import Seal
 
 
@@ -21,7 +21,7 @@ class Slot:
     save: SaveId | None = None
     world_size: int = 1
     nbytes: int = 0
-    shares: tuple[Share, ...] = ()
+    attestations: tuple[Attestation, ...] = ()
     seal: Seal | None = None  # once its digests are taken
     unreadable: str = ""  # why its digests cannot be taken
     offered: bool = False  # an allocation that is on its way counts its memory as free
@@ -67,7 +67,7 @@ class SlotTable:
             save=event.save,
             world_size=event.world_size,
             nbytes=event.nbytes,
-            shares=event.shares,
+            attestations=event.attestations,
             seal=event.seal,
             unsure=True,
         )
@@ -75,7 +75,7 @@ class SlotTable:
             return None
         return SegmentStaged(
             job=self._job, rank=event.rank, world_size=event.world_size, slot=event.slot, save=event.save,
-            nbytes=event.nbytes, shares=event.shares,
+            nbytes=event.nbytes, attestations=event.attestations,
         )  # fmt: skip
 
     def fetched(self, event: SegmentFetched, seal: Seal) -> list[Action]:
@@ -88,7 +88,7 @@ class SlotTable:
             save=event.save,
             world_size=seal.world_size,
             nbytes=seal.image_nbytes,
-            shares=seal.shares,
+            attestations=seal.attestations,
             seal=seal,
             unsure=True,
         )
@@ -224,7 +224,7 @@ class SlotTable:
         if any(other.save == event.save for other in self.of_rank(event.rank)):
             return f"another slot of rank {event.rank} holds {event.save} already"
         slot.granted, slot.save, slot.nbytes, slot.seal = False, event.save, event.nbytes, None
-        slot.world_size, slot.shares = event.world_size, event.shares
+        slot.world_size, slot.attestations = event.world_size, event.attestations
         return ""
 
     def digests_due(self) -> list[Action]:

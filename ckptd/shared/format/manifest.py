@@ -28,7 +28,7 @@ from ckptd.shared.base.wording import cut
 from ckptd.shared.format.digest import DIGEST_NBYTES, block_count
 from ckptd.shared.format.integrity import XXH3, DigestKind, Integrity, KeyId, Purpose
 from ckptd.shared.format.layout import Extent, Layout, are_parts, decode_layout, extents
-from ckptd.shared.format.replica_shares import MAX_SHARES, Compared, Share, compared, difference_of
+from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Attestation, Compared, compared, difference_of
 
 VERSION = 2
 VOTES_DIR = "votes"
@@ -61,7 +61,9 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     leaves: bytes
     parts: Annotated[tuple[Nbytes, ...], msgspec.Meta(max_length=MAX_PARTS)] = ()  # bytes of each file, if several
     raw: bool = False  # the files after the first are a trainer's own
-    shares: Annotated[tuple[Share, ...], msgspec.Meta(max_length=MAX_SHARES)] = ()  # of tensors that replicas hold too
+    attestations: Annotated[
+        tuple[Attestation, ...], msgspec.Meta(max_length=MAX_ATTESTATIONS)
+    ] = ()  # of tensors that replicas hold too
 
     def extents(self) -> list[Extent]:
         """The files of the image, in order."""
@@ -162,7 +164,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     manifest_digest: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
     digest_kind: DigestKind
     key_id: KeyId = ""
-    replicas: Compared = Compared.UNSHARED  # how much of what its ranks hold alike was compared when it was saved
+    replicas: Compared = Compared.NO_REPLICAS  # how much of what its ranks hold alike was compared when it was saved
     proof: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
 
     @property
@@ -323,9 +325,9 @@ def make_manifest(
     files = one_record_each([v for v, _ in votes])
     if not are_all_ranks(files, first.world_size):
         raise DamagedError(f"votes for {save} cover {len(files)} of {first.world_size} ranks")
-    apart = difference_of({f.rank: f.shares for f in files}, complete=False)  # older daemons record none
-    if apart is not None:
-        raise DamagedError(f"votes for {save}: {apart.reason}")
+    difference = difference_of({f.rank: f.attestations for f in files}, complete=False)  # older daemons record none
+    if difference is not None:
+        raise DamagedError(f"votes for {save}: {difference.reason}")
     parity = sorted({v.parity for v, _ in votes if v.parity is not None})
     refs = [VoteRef(v.node, len(raw), integrity.digest(raw, Purpose.VOTE_FILE)) for v, raw in votes]
     return Manifest(
@@ -346,7 +348,7 @@ def make_committed(manifest: Manifest, manifest_raw: bytes, integrity: Integrity
         manifest_nbytes=len(manifest_raw),
         manifest_digest=integrity.digest(manifest_raw, Purpose.MANIFEST_FILE).hex(),
         digest_kind=integrity.kind, key_id=integrity.key_id,
-        replicas=compared({f.rank: f.shares for f in manifest.files}),
+        replicas=compared({f.rank: f.attestations for f in manifest.files}),
     )  # fmt: skip
     return msgspec.structs.replace(bare, proof=_proof(bare, integrity))
 

@@ -21,7 +21,7 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import MAX_PARTS, Digest, JobKey, Nbytes, Rank, SaveId, WorldSize
 from ckptd.shared.format.digest import DIGEST_NBYTES, KIND, block_count
 from ckptd.shared.format.integrity import KEYED_KIND, XXH3, Integrity, KeyId, Purpose
-from ckptd.shared.format.replica_shares import MAX_SHARES, Share
+from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Attestation
 
 PAGE = 4096
 SEAL_NBYTES = PAGE
@@ -69,7 +69,9 @@ class Seal(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     table_digest: Digest = bytes(16)
     parts: Annotated[tuple[Nbytes, ...], msgspec.Meta(max_length=MAX_PARTS)] = ()  # bytes of each file, if several
     raw: bool = False  # the files after the first are a trainer's own
-    shares: Annotated[tuple[Share, ...], msgspec.Meta(max_length=MAX_SHARES)] = ()  # of tensors that replicas hold too
+    attestations: Annotated[
+        tuple[Attestation, ...], msgspec.Meta(max_length=MAX_ATTESTATIONS)
+    ] = ()  # of tensors that replicas hold too
     key_id: KeyId = ""  # of the key that all its digests are made with
 
     @property

@@ -25,7 +25,7 @@ from ckptd.shared.base.ids import (
     WorldSize,
 )
 from ckptd.shared.base.wording import cut
-from ckptd.shared.format.replica_shares import Where
+from ckptd.shared.format.replica_attestations import Where
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.publication import Draft, Publication
 from ckptd.shared.protocol.read_groups import ExchangeAddress
@@ -33,7 +33,7 @@ from ckptd.shared.protocol.status import CheckpointStatus, Status
 from ckptd.shared.protocol.topology import Peer, Topology
 from ckptd.shared.protocol.versions import Release, refuse_foreign, tags
 
-VERSION = 5
+VERSION = 6
 MAX_MESSAGE_NBYTES = 1 << 20
 MAX_CAPACITY = 1 << 46
 
@@ -268,7 +268,7 @@ class NodeInfo(_Reply, frozen=True, kw_only=True):
     peer: Peer
     scheme: Scheme = Scheme.NONE
     set_size: int = 8
-    balance: bool = True  # whether replicas each save a share of what they all hold
+    balance: bool = True  # whether replicas each save a slice of what they all hold
     store: str = ""  # for jobs that name none
     integrity: str = "xxh3"  # or "keyed:" and the id of the key
 
@@ -312,7 +312,7 @@ class Progress(_Push, frozen=True, kw_only=True, tag="Progress"):
     milestone: Milestone | None = None
     end: End | None = None
     reason: Annotated[str, msgspec.Meta(max_length=1 << 16)] = ""
-    apart: bool = False  # the ranks' shares were no whole: from now on each is to save all of its own
+    mismatched: bool = False  # the ranks' slices did not make a whole: from now on each is to save all of its own
     where: Where | None = None  # what they differ in, as far as that is known
     idle: bool = False  # the save waits for ranks whose nodes answer, and which do not save
     notice: Annotated[str, msgspec.Meta(max_length=1 << 16)] = ""

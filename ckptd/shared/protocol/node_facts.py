@@ -22,7 +22,7 @@ from ckptd.shared.base.ids import (
     StoreChoice,
     WorldSize,
 )
-from ckptd.shared.format.replica_shares import MAX_SHARES, Share
+from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Attestation
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.format.slot import Seal
@@ -46,7 +46,7 @@ AnyStore = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")]
 Ranks = Annotated[tuple[Rank, ...], msgspec.Meta(max_length=MAX_RANKS)]
 Nodes = Annotated[tuple[NodeName, ...], msgspec.Meta(max_length=MAX_NODES)]
 Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_NODES)]
-Shares = Annotated[tuple[Share, ...], msgspec.Meta(max_length=MAX_SHARES)]
+Attestations = Annotated[tuple[Attestation, ...], msgspec.Meta(max_length=MAX_ATTESTATIONS)]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +124,7 @@ class SegmentStaged(FromRank, frozen=True, kw_only=True, tag="segment-staged"):
     save: SaveId
     nbytes: Nbytes
     drain: bool = False
-    shares: Shares = ()
+    attestations: Attestations = ()
     late: LateText = ""
 
 
@@ -201,7 +201,7 @@ class SegmentFetched(Event, frozen=True, kw_only=True, tag="segment-fetched"):
     capacity: Nbytes = 0
     seal: Seal | None = None  # None: see problem; not reported
     problem: Text = ""
-    shares: Shares = ()
+    attestations: Attestations = ()
 
 
 class Encoded(Event, frozen=True, kw_only=True, tag="encoded"):
@@ -242,7 +242,7 @@ class HeldSegment(msgspec.Struct, frozen=True, array_like=True):
     rank: Rank
     world_size: WorldSize
     nbytes: Nbytes
-    shares: Shares = ()
+    attestations: Attestations = ()
 
 
 class HeldChunk(msgspec.Struct, frozen=True, array_like=True):

@@ -16,7 +16,7 @@ from ckptd.shared.base.ids import (
     Session,
     Step,
 )
-from ckptd.shared.format.replica_shares import Where
+from ckptd.shared.format.replica_attestations import Where
 from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.protocol.messages import End, Progress, Tier
 from ckptd.shared.protocol.node_facts import (
@@ -121,7 +121,7 @@ class SaveEnded(NodeMessage, frozen=True, kw_only=True, tag="save-ended"):
     save: SaveId
     end: End
     reason: Text = ""
-    apart: bool = False  # the ranks' shares were no whole: each is to save all of its own
+    mismatched: bool = False  # the ranks' slices did not make a whole: each is to save all of its own
     where: Where | None = None  # what they differ in, as far as that is known
 
 

@@ -77,11 +77,12 @@ def check_publication(to: Publication, job: JobKey) -> None:
         if posixpath.commonpath([own, path]) == own:
             problem = f"{path} lies where ckptd has what is its own of job {job.job!r}, a `latest` among it"
             raise UsageError(problem, hint="a directory beside the store, or another store")
-    apart = next(
+    misplaced = next(
         (draft for draft in to.drafts if posixpath.split(draft.place)[0] != posixpath.split(draft.path)[0]), None
     )
-    if apart is not None:
-        raise UsageError(f"the draft {apart.path} does not lie beside {apart.place}", hint="a name in that directory")
+    if misplaced is not None:
+        text = f"the draft {misplaced.path} does not lie beside {misplaced.place}"
+        raise UsageError(text, hint="a name in that directory")
     if not is_text(to.text):
         raise UsageError(f"the text of the pointer {to.pointer} is not valid Unicode", hint="change the text")
     wrong = next((name for name in to.names if not is_trainer_file(name) or name == MARKER), None)

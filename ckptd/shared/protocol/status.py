@@ -44,7 +44,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     age_s: float | None
     protected: bool = False  # every redundancy set has encoded it; durable outranks that and does not imply it
-    replicas: str = ""  # of what ranks hold alike "all" or a "window" was compared, or it is "apart"; empty: nothing is
+    replicas: str = ""  # of replicas "all" bytes or a "window" were compared, or they are "differing"; empty: none
     run: str = ""  # the id of the run that saved it, in hex: of two runs of one incarnation all else may be the same
 
 

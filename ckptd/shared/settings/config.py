@@ -71,7 +71,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     set_size: Annotated[int, Meta(ge=MIN_SET_SIZE, le=MAX_SET_SIZE, description="nodes that protect each other")] = 8
     balance: Annotated[
         Literal["rows", "off"],
-        Meta(description="whether replicas each save a share of what they all hold (rows), or all of it (off)"),
+        Meta(description="whether replicas each save a slice of what they all hold (rows), or all of it (off)"),
     ] = "rows"
     drain_parity: Annotated[
         bool, Meta(description="write parity to the store too, so that ckptd rebuild PATH can mend a checkpoint there")

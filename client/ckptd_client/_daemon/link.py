@@ -302,7 +302,7 @@ class Link:
             if push.notice:
                 log.warning("ckptd: %s", push.notice)
                 self.book.outlook.notice = push.notice
-            if push.apart and self.balance:
+            if push.mismatched and self.balance:
                 self.balance = False
                 log.warning("ckptd: from now on each rank saves all of its own: %s", push.reason)
             self.outbox.update(push)

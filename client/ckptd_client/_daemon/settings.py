@@ -152,7 +152,7 @@ def is_balanced(balance: str | None) -> bool | None:
     """The balance of connect's argument or the environment; None: the daemon's setting. Raises ConfigError."""
     chosen = os.environ.get("CKPTD_BALANCE") if balance is None else balance
     if chosen not in (None, "rows", "off"):
-        must = '"rows", replicas each save a share of what they all hold, or "off", each all of its own'
+        must = '"rows", replicas each save a slice of what they all hold, or "off", each all of its own'
         origin = variable("CKPTD_BALANCE") if balance is None else CONNECT
         meant = "off" if _means_off(chosen) else "rows"
         raise not_allowed(ConfigError, "balance", chosen, must, meant, origin=origin)

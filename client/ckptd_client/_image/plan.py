@@ -12,7 +12,7 @@ from ckptd.shared.base.errors import DamagedError, UsageError
 from ckptd.shared.format.digest import digest
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.layout import VERSION, Leaves, decode_layout, encode
-from ckptd.shared.format.replica_shares import Share, not_compared
+from ckptd.shared.format.replica_attestations import Attestation, not_compared
 from ckptd_client._image.image import Box, Image, make_image, make_layout
 from ckptd_client._image.segment_plan import SegmentPlan
 from ckptd_client._image.stock_objects import StockLeaves
@@ -84,10 +84,10 @@ class Plan(SegmentPlan):
     sharded: list[tuple[int, Spec]]  # (index among the tensors, further properties)
     pickled: frozenset[int]  # positions of leaves that may be pickled
 
-    def attest(self, of_streams: Callable[[], tuple[Share, ...]]) -> Callable[[], tuple[Share, ...]]:
+    def attest(self, of_streams: Callable[[], tuple[Attestation, ...]]) -> Callable[[], tuple[Attestation, ...]]:
         """This rank's complete attestation, from that of its streams. Computes nothing before the result is called."""
 
-        def attest() -> tuple[Share, ...]:
+        def attest() -> tuple[Attestation, ...]:
             found = of_streams() if self.balanced else as_not_binding(of_streams())
             return (*found, not_compared(self.world_size)) if self.unseen else found
 
@@ -102,11 +102,11 @@ class Values:
     counted: list[torch.Tensor]  # for each box the tensor of the state
     leaves: bytes
     objects: bytes  # the leaves again, for stock readers; only on rank 0
-    attest: Callable[[], tuple[Share, ...]] = tuple  # of replicated tensors; may wait for a device
+    attest: Callable[[], tuple[Attestation, ...]] = tuple  # of replicated tensors; may wait for a device
     digests: Sequence[WholeDigest] = ()  # needed by attest; take them before the tensors change
 
     @property
-    def shares(self) -> tuple[Share, ...]:
+    def attestations(self) -> tuple[Attestation, ...]:
         """The attestation of replicated tensors. Blocks until it is computed."""
         return self.attest()
 
@@ -144,7 +144,7 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, sample: Sam
 
 def _attestation(
     plan: Plan, values: list[Any], sample: Sample | None, digests: Sequence[WholeDigest]
-) -> Callable[[], tuple[Share, ...]]:
+) -> Callable[[], tuple[Attestation, ...]]:
     """The attestation, computed when it is called; a device error then fails the save, not training."""
     if sample is None:
         return tuple
@@ -155,7 +155,7 @@ def _attestation(
     except RuntimeError as error:
         problem = error
 
-        def fail() -> tuple[Share, ...]:
+        def fail() -> tuple[Attestation, ...]:
             raise problem
 
         return fail

@@ -13,7 +13,7 @@ from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Layout, Leaves, decode_leaves
 from ckptd.shared.format.manifest import COMMITTED, UNPUBLISHED, FileRecord, layout_of
-from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.protocol.messages import Tier
@@ -66,12 +66,12 @@ class Checkpoint:
     @property
     def doubts(self) -> list[str]:
         """Notes on the comparison of replicas, for readers from the store."""
-        return doubt_of(self.shares) if self._records else []
+        return doubt_of(self.attestations) if self._records else []
 
     @property
-    def shares(self) -> dict[int, tuple[Share, ...]]:
+    def attestations(self) -> dict[int, tuple[Attestation, ...]]:
         """The attestations of its ranks, by rank."""
-        return {rank: source.shares for rank, source in self._sources.items()}
+        return {rank: source.attestations for rank, source in self._sources.items()}
 
     @property
     def is_committed(self) -> bool:
@@ -239,7 +239,7 @@ def _described(stored: StoredFiles, record: FileRecord, world_size: int) -> Sour
     where = stored.where(record.name)
     layout, leaves = layout_of(record, world_size, where=where), decode_leaves(record.leaves, where=where)
     return Source((), where, record.nbytes, record.digests, layout, leaves, readers=0, integrity=stored.integrity,
-                  shares=record.shares)  # fmt: skip
+                  attestations=record.attestations)  # fmt: skip
 
 
 def _closed(source: Source) -> Source:

@@ -20,7 +20,7 @@ from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, block_count
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.layout import Layout, Leaves, decode_layout, decode_leaves
 from ckptd.shared.format.manifest import FileRecord, Manifest, layout_of
-from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
 from ckptd.shared.format.stored_files import StoredFile, StoredFiles
 from ckptd.shared.stores.directory import OpenedFile
@@ -78,7 +78,7 @@ class Source:
     raw: bool = False  # there are zeros between the files
     mapping: Mapping | None = None  # of a slot: its huge pages cost less to map than to read
     integrity: Integrity = XXH3  # what the digests are
-    shares: tuple[Share, ...] = ()  # the attestations of its rank
+    attestations: tuple[Attestation, ...] = ()  # the attestations of its rank
 
     def close(self) -> None:
         """Closes the files."""
@@ -130,7 +130,7 @@ def open_slot(path: str, job: JobKey, save: SaveId, rank: int, integrity: Integr
             readers=max(_ARENA_READERS, torch.get_num_threads()),
             mapping=Mapping(fd, seal.image_nbytes, writable=False),
             integrity=integrity,
-            shares=seal.shares,
+            attestations=seal.attestations,
         )
     except BaseException:
         os.close(fd)
@@ -191,7 +191,7 @@ def open_file(stored: StoredFiles, record: FileRecord, world_size: int) -> Sourc
         raise
     return Source(
         tuple(files), path, record.nbytes, record.digests, layout, leaves, _STORE_READERS, layout.raw,
-        integrity=stored.integrity, shares=record.shares,
+        integrity=stored.integrity, attestations=record.attestations,
     )  # fmt: skip
 
 

@@ -246,7 +246,7 @@ def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId
         found.read_all(fitted.targets)
         fitted.settle()
         fitted.compare(found.images)
-        notes = notes_of(fitted.taken, found.shares)
+        notes = notes_of(fitted.taken, found.attestations)
     finally:
         found.close()
     nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
@@ -311,7 +311,11 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
         fitted.settle()
         fitted.compare(images_in(stored, manifest.files))
         nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
-        return fitted, nbytes, (*notes, *notes_of(fitted.taken, {file.rank: file.shares for file in manifest.files}))
+        return (
+            fitted,
+            nbytes,
+            (*notes, *notes_of(fitted.taken, {file.rank: file.attestations for file in manifest.files})),
+        )
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckptd.shared.format.layout import Leaf
-from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.replica_attestations import Attestation
 from ckptd_client._image.plan import Plan, Values
 from ckptd_client._local.save_record import SaveRecord
 from ckptd_client._save.segment import Segment
@@ -18,7 +18,9 @@ def plan_of(staging: Staging, state: dict[str, Any], deadline: float) -> tuple[P
         return staging.plans.gather(state, balanced=False)  # DCP's planner has divided replicated tensors
 
 
-def attestation_of_segment(staging: Staging, segment: Segment, handle: SaveRecord, *, drain: bool) -> tuple[Share, ...]:
+def attestation_of_segment(
+    staging: Staging, segment: Segment, handle: SaveRecord, *, drain: bool
+) -> tuple[Attestation, ...]:
     """The attestation of a state in a slot, by the client's own plan. Raises WaitTimeoutError."""
     plan = segment.plan
     if not isinstance(plan, Plan) or not (plan.streams or plan.unseen):
@@ -29,7 +31,7 @@ def attestation_of_segment(staging: Staging, segment: Segment, handle: SaveRecor
 
 def attestation_of_streams(
     staging: Staging, streams: Sequence[Stream], values: ByPosition[Any], handle: SaveRecord, *, drain: bool
-) -> tuple[Share, ...]:
+) -> tuple[Attestation, ...]:
     """The attestation of each stream. The values must not change meanwhile. Raises WaitTimeoutError."""
     with staging.turn(staging.until()):
         sampling = staging.link.sampling

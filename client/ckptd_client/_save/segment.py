@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.replica_attestations import Attestation
 from ckptd_client._image.segment_plan import SegmentPlan
 from ckptd_client._local.slots import SlotMap
 
@@ -17,10 +17,10 @@ class Plain:
 
     leaves: bytes
     objects: bytes
-    attest: Callable[[], tuple[Share, ...]] = tuple
+    attest: Callable[[], tuple[Attestation, ...]] = tuple
 
     @property
-    def shares(self) -> tuple[Share, ...]:
+    def attestations(self) -> tuple[Attestation, ...]:
         """The attestation of replicated tensors. Blocks until it is computed."""
         return self.attest()
 

@@ -7,7 +7,7 @@ import torch
 
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
-from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import Seal, SlotState
 from ckptd_client._image.segment_plan import SegmentPlan
 from ckptd_client._local.copy_engines import DeviceCopy, by_engine
@@ -27,7 +27,7 @@ class PlainValues(Protocol):
         """Encoded StockObjects, empty but on rank 0."""
 
     @property
-    def shares(self) -> tuple[Share, ...]:
+    def attestations(self) -> tuple[Attestation, ...]:
         """The attestation of replicated tensors."""
 
 
@@ -97,7 +97,7 @@ def seal_slot(  # noqa: PLR0913 - keyword-only
         objects_digest=integrity.digest(values.objects, Purpose.OBJECTS) if values.objects else bytes(16),
         parts=plan.image.part_nbytes,
         raw=plan.image.raw,
-        shares=values.shares,
+        attestations=values.attestations,
     )
     memory[seal.layout_offset : seal.leaves_offset] = plan.layout
     memory[seal.leaves_offset : seal.objects_offset] = values.leaves

@@ -11,7 +11,7 @@ import torch
 import xxhash
 
 from ckptd.shared.format.layout import Layout
-from ckptd.shared.format.replica_shares import Compared, Share, compared, doubt
+from ckptd.shared.format.replica_attestations import Attestation, Compared, compared, doubt
 from ckptd_client._state.naming import listed, ranks_of
 from ckptd_client._state.reshard import Saved
 from ckptd_client._state.sharded import is_dtensor
@@ -70,17 +70,17 @@ def taken_of(names: Iterable[str], boxes: Mapping[str, Iterable[Saved]], places:
     return taken
 
 
-def notes_of(taken: Taken, shares: Mapping[int, Sequence[Share]]) -> list[str]:
-    """Notes for the user if the replicas differed. shares: of all ranks that saved; no notes if some are missing."""
-    if compared(shares) is not Compared.APART:
+def notes_of(taken: Taken, attestations: Mapping[int, Sequence[Attestation]]) -> list[str]:
+    """Notes for the user if the replicas differed. attestations: of all ranks that saved, else no notes."""
+    if compared(attestations) is not Compared.DIFFERING:
         return []
     told = "were taken, on every rank; those of other ranks differed"
     return [f"{listed(found)}: the bytes of {ranks_of(ranks)} {told}" for ranks, found in sorted(taken.items())]
 
 
-def doubt_of(shares: Mapping[int, Sequence[Share]]) -> list[str]:
-    """The note for every reader of a checkpoint with these shares; empty: none."""
-    return list(filter(None, [doubt(compared(shares))]))
+def doubt_of(attestations: Mapping[int, Sequence[Attestation]]) -> list[str]:
+    """The note for every reader of a checkpoint with these attestations; empty: none."""
+    return list(filter(None, [doubt(compared(attestations))]))
 
 
 def _text(placement: Any) -> str:

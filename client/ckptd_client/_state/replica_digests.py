@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar, cast
 import torch
 import xxhash
 
-from ckptd.shared.format.replica_shares import ON_DEVICES, PART_NBYTES, SUM_NBYTES, WHOLE
+from ckptd.shared.format.replica_attestations import ON_DEVICES, PART_NBYTES, SUM_NBYTES, WHOLE
 from ckptd_client._local.checksums import BLOCK_NBYTES, block_sums
 from ckptd_client._local.copy_engines import CopyEngine, by_engine
 from ckptd_client._local.page_division import Cut, cuts
@@ -33,7 +33,7 @@ _B = TypeVar("_B", bound=Sized)
 
 
 class Digest(NamedTuple):
-    """content: as in a Share. parts: a digest of PART_NBYTES bytes for each run of tensors."""
+    """content: as in a Attestation. parts: a digest of PART_NBYTES bytes for each run of tensors."""
 
     content: bytes
     parts: bytes

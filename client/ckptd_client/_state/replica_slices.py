@@ -3,7 +3,7 @@
 The tensors of one set of replicas form one stream of bytes, in the order of the state. Replica k of n saves the k-th of
 n slices, cut at rows of tensors: so all save equally much, a tensor is cut only where two slices meet, and each replica
 computes its slice from its own state. The daemons check that the replicas' states are equal, from the attestation of
-each replica: its cut, and a digest of the bytes (ckptd.shared.format.replica_shares).
+each replica: its cut, and a digest of the bytes (ckptd.shared.format.replica_attestations).
 """
 
 import functools
@@ -18,14 +18,21 @@ import msgspec
 import torch
 import xxhash
 
-from ckptd.shared.format.replica_shares import FIRST, MAX_SHARED_PARTS, MAX_SHARES, SUM_NBYTES, WINDOW, Share
+from ckptd.shared.format.replica_attestations import (
+    FIRST,
+    MAX_ATTESTATIONS,
+    MAX_SHARED_PARTS,
+    SUM_NBYTES,
+    WINDOW,
+    Attestation,
+)
 from ckptd_client._local.copy_engines import DeviceCopy, by_engine, flat_bytes, parts_of
 from ckptd_client._state.replica_digests import WholeDigest
 from ckptd_client._state.sampling import Sample
 from ckptd_client._state.tensors import local_of, locals_of
 from ckptd_client._state.tree import Flat
 
-MAX_STREAMS = MAX_SHARES - 1  # the last one is for tensors in no stream
+MAX_STREAMS = MAX_ATTESTATIONS - 1  # the last one is for tensors in no stream
 WINDOWS = 256  # parts of a stream; each save compares one
 _SAMPLE_NBYTES = 4 << 30  # compared at most in one save
 _ON_HOST_NBYTES = 32 << 20  # copied from a device at a time
@@ -147,18 +154,18 @@ def stream_of(
 
 def attestation_of(
     streams: Sequence[Stream], values: ByPosition[Any], sample: Sample
-) -> Callable[[], tuple[Share, ...]]:
+) -> Callable[[], tuple[Attestation, ...]]:
     """This rank's attestation of a sample of the current values. The call that it returns blocks for devices.
 
     sample: not whole.
     """
     contents = [_content(stream, values, sample.turn, is_first=stream.cut not in sample.checked) for stream in streams]
-    shares: list[Share] = []
+    attestations: list[Attestation] = []
 
-    def attest() -> tuple[Share, ...]:
-        for stream, content in zip(streams[len(shares) :], contents[len(shares) :], strict=True):
-            shares.append(Share(stream.sum, len(stream.ranks), stream.cut, content()))
-        return tuple(shares)
+    def attest() -> tuple[Attestation, ...]:
+        for stream, content in zip(streams[len(attestations) :], contents[len(attestations) :], strict=True):
+            attestations.append(Attestation(stream.sum, len(stream.ranks), stream.cut, content()))
+        return tuple(attestations)
 
     return attest
 
@@ -171,23 +178,25 @@ def digests_of(streams: Sequence[Stream], values: ByPosition[Any]) -> list[Whole
     ]
 
 
-def attestation_of_digests(streams: Sequence[Stream], wholes: Sequence[WholeDigest]) -> Callable[[], tuple[Share, ...]]:
+def attestation_of_digests(
+    streams: Sequence[Stream], wholes: Sequence[WholeDigest]
+) -> Callable[[], tuple[Attestation, ...]]:
     """This rank's attestation of all bytes. The call that it returns takes the digests not taken yet, and blocks."""
 
     @functools.cache
-    def attest() -> tuple[Share, ...]:
+    def attest() -> tuple[Attestation, ...]:
         digests = [whole.digest() for whole in wholes]
         return tuple(
-            Share(stream.sum, len(stream.ranks), stream.cut, found.content, found.parts)
+            Attestation(stream.sum, len(stream.ranks), stream.cut, found.content, found.parts)
             for stream, found in zip(streams, digests, strict=True)
         )
 
     return attest
 
 
-def as_not_binding(shares: Sequence[Share]) -> tuple[Share, ...]:
+def as_not_binding(attestations: Sequence[Attestation]) -> tuple[Attestation, ...]:
     """The same attestations from a rank that saves all that it holds, or what a planner assigned to it."""
-    return tuple(msgspec.structs.replace(share, only_told=True) for share in shares)
+    return tuple(msgspec.structs.replace(attestation, only_told=True) for attestation in attestations)
 
 
 def _content(stream: Stream, values: ByPosition[Any], turn: int, *, is_first: bool) -> Callable[[], bytes]:

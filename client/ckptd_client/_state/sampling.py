@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptd.shared.base.ids import SaveId
-from ckptd.shared.format.replica_shares import Where
+from ckptd.shared.format.replica_attestations import Where
 from ckptd.shared.protocol.messages import Cadence, Milestone
 from ckptd_client._local.save_record import SaveRecord
 

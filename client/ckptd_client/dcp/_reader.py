@@ -194,7 +194,7 @@ class CkptdReader(StorageReader):
             for rank, wanted in sorted(targets.items()):
                 checkpoint.read(rank, wanted)
             taken = taken_of(lowest, {name: content.boxes[name].values() for name in lowest}, _Named())
-            self._say(notes_of(taken, checkpoint.shares), self._client.group.rank if self._client else _rank())
+            self._say(notes_of(taken, checkpoint.attestations), self._client.group.rank if self._client else _rank())
         finally:
             self._read_to_the_end()
         for fill in fills:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from ckptd.shared.base.errors import SaveFailedError, UsageError
 from ckptd.shared.base.ids import SaveId, parse_dirname
 from ckptd.shared.format.layout import VERSION, Leaf, Leaves, encode
-from ckptd.shared.format.replica_shares import Share, not_compared
+from ckptd.shared.format.replica_attestations import Attestation, not_compared
 from ckptd.shared.protocol.messages import Milestone
 from ckptd.shared.protocol.publication import Publication
 from ckptd.shared.stores.kinds import absolute
@@ -105,7 +105,7 @@ class CkptdWriter(StorageWriter):
         self._current: Staged | None = None
         self._segment: Segment | None = None
         self._leaves: dict[str, Leaf] = {}
-        self._shares: tuple[Share, ...] = ()
+        self._attestations: tuple[Attestation, ...] = ()
 
     @property
     def client(self) -> Client:
@@ -163,7 +163,7 @@ class CkptdWriter(StorageWriter):
         self._current = staged = self._next_staged()
         step, self._step = self._step, None
         self._segment, self._leaves = (staged.segment, staged.leaves) if staged else (None, {})
-        self._shares = ()
+        self._attestations = ()
         number = staged.number if staged else self._staging.numbers.count()
         for error in (self._refusal, staged.error if staged else None):
             if error is not None:
@@ -201,7 +201,7 @@ class CkptdWriter(StorageWriter):
             else:
                 check_unstaged(self._client, planner)
                 self._segment = self._fill(plan.items, planner)
-            self._shares = self._compared(plan, planner)
+            self._attestations = self._compared(plan, planner)
             if not self._coordinates:
                 self._seal({})
         except BaseException as error:
@@ -278,9 +278,9 @@ class CkptdWriter(StorageWriter):
     def _plain(self, others: dict[str, Leaf]) -> Plain:
         """others: plain values that only other ranks have; stock readers look for them in rank 0's."""
         objects = compared.stock_objects(self._staging, others | self._leaves)
-        return Plain(encode(Leaves(VERSION, self._leaves)), objects, lambda: self._shares)
+        return Plain(encode(Leaves(VERSION, self._leaves)), objects, lambda: self._attestations)
 
-    def _compared(self, plan: SavePlan, planner: SavePlanner) -> tuple[Share, ...]:
+    def _compared(self, plan: SavePlan, planner: SavePlanner) -> tuple[Attestation, ...]:
         """This rank's word of what others hold too. Blocks while it is read.
 
         It is only reported: where replicas differ DCP has dealt their tensors out all the same, and will next time.
@@ -297,8 +297,8 @@ class CkptdWriter(StorageWriter):
         if items is None:
             return (not_compared(world_size),)
         streams, values = streams_of(alike, items, lambda item: _tensor(planner, item))
-        shares = compared.attestation_of_streams(self._staging, streams, values, self._handle, drain=self._drain)
-        return as_not_binding(shares) + ((not_compared(world_size),) if alike.unseen else ())
+        attestations = compared.attestation_of_streams(self._staging, streams, values, self._handle, drain=self._drain)
+        return as_not_binding(attestations) + ((not_compared(world_size),) if alike.unseen else ())
 
     def _result(self, item: WriteItem) -> WriteResult:
         nbytes = item.tensor_storage_size() or 0

@@ -9,7 +9,7 @@ from ckptd.shared.base.ids import SaveId, file_name
 from ckptd.shared.format import layout as lay
 from ckptd.shared.format import manifest as man
 from ckptd.shared.format.digest import KIND
-from ckptd.shared.format.replica_shares import Share, difference
+from ckptd.shared.format.replica_attestations import Attestation, difference
 from ckptd.shared.torchfile.dcp_metadata import MAX_BOXES, metadata_bytes
 from tests.runs import RUN, STORE_ID
 from tests.unit.core.a_job import AJob
@@ -65,8 +65,8 @@ def manifest(ranks: int, tensors: int) -> float:
     return time.process_time() - began
 
 
-def shares(ranks: int, tensors: int) -> float:
-    said = {rank: (Share(b"r" * 8, ranks, b"c" * 8, b"w" + b"x" * 7),) for rank in range(ranks)}
+def attestations(ranks: int, tensors: int) -> float:
+    said = {rank: (Attestation(b"r" * 8, ranks, b"c" * 8, b"w" + b"x" * 7),) for rank in range(ranks)}
     began = time.process_time()
     for _ in range(tensors):
         assert not difference(said)
@@ -82,7 +82,9 @@ def coordinated(ranks: int) -> float:
     return time.process_time() - began
 
 
-@pytest.mark.parametrize(("work", "ranks", "tensors"), [(metadata, 32, 32), (manifest, 32, 1000), (shares, 32, 200)])
+@pytest.mark.parametrize(
+    ("work", "ranks", "tensors"), [(metadata, 32, 32), (manifest, 32, 1000), (attestations, 32, 200)]
+)
 def test_work_does_not_grow_with_the_square_of_the_ranks(work, ranks, tensors):
     few = min(work(ranks, tensors) for _ in range(3))
     many = min(work(GROWTH * ranks, tensors) for _ in range(2))

@@ -9,7 +9,7 @@ from ckptd.shared.base.errors import DamagedError, IntegrityError
 from ckptd.shared.base.ids import SaveId, file_name
 from ckptd.shared.format import manifest as man
 from ckptd.shared.format.digest import BLOCK_NBYTES, KIND, digest
-from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.replica_attestations import Attestation
 from tests.runs import RUN, STORE_ID
 
 SAVE = SaveId(2, 3, 100, RUN)
@@ -58,9 +58,9 @@ def test_a_manifest_is_made_in_order_whatever_order_votes_come_in():
 
 
 def shared(content, *ranks):
-    """Votes of which each has a share of what two ranks hold."""
-    said = {rank: Share(b"r" * 8, 2, b"c" * 8, content[rank]) for rank in ranks}
-    files = [msgspec.structs.replace(a_file(r), shares=(said[r],) if r in said else ()) for r in (0, 1)]
+    """Votes of which each has a slice of what two ranks hold."""
+    said = {rank: Attestation(b"r" * 8, 2, b"c" * 8, content[rank]) for rank in ranks}
+    files = [msgspec.structs.replace(a_file(r), attestations=(said[r],) if r in said else ()) for r in (0, 1)]
     return [a_vote(f"n{rank}", files=[file]) for rank, file in enumerate(files)]
 
 

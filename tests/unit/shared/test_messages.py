@@ -208,5 +208,5 @@ def test_texts_and_capacities_have_limits():
 
 
 def test_a_protocol_with_topologies_has_a_version_of_its_own():
-    """One of version 1 would take the Attach and lose the topology; one of 3 knows no Notice, of 4 no AskPublish."""
-    assert m.VERSION == 5
+    """Version 1 would take the Attach and lose the topology; 3 knows no Notice, 4 no AskPublish, 5 no `mismatched`."""
+    assert m.VERSION == 6

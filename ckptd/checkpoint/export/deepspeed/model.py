@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckptd.checkpoint.export.deepspeed.archives import Archive, Range
-from ckptd.checkpoint.export.deepspeed.partitions import check_apart
+from ckptd.checkpoint.export.deepspeed.partitions import check_distinct
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.layout import Shape
 from ckptd.shared.torchfile.pickle_read import Stored
@@ -26,7 +26,7 @@ class Model:
         first = archives[0]
         shapes = first.field("param_shapes")
         shapes = shapes if isinstance(shapes, list) else [shapes]
-        check_apart(first, shapes)
+        check_distinct(first, shapes)
         self.shapes = [_shapes(named, first) for named in shapes]
         self.trained = {name: shape for named in self.shapes for name, shape in named.items()}
         self.frozen = _shapes(first.at_dict("frozen_param_shapes"), first)

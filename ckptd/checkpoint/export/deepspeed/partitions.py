@@ -23,7 +23,7 @@ _MAX_ROW = 64  # items of a setting, such as the two betas
 Shapes = Sequence[dict[str, Shape]]  # of the parameters, by name, a dict for each group
 
 
-class Share(NamedTuple):
+class Slice(NamedTuple):
     """What one rank has of one parameter, in one group."""
 
     group: int
@@ -37,7 +37,7 @@ class Partition(NamedTuple):
     archive: Archive
     flat: list[dict[str, Range]]
     single: list[dict[str, Range | float]]
-    shares: dict[str, list[Share]]
+    slices: dict[str, list[Slice]]
     param_groups: list[tuple[dict[str, Any], list[int]]]  # plain settings of the optimizer, and for which groups
 
 
@@ -89,25 +89,25 @@ def partition_of(archive: Archive, shapes: Shapes, ranks: int) -> Partition:
         if step is not None:
             for group in groups:
                 single[group].setdefault("step", step)
-    shares = _equal_shares(archive, shapes, flat, ranks) if third else _noted_shares(archive)
-    return Partition(archive, flat, single, shares, param_groups)
+    slices = _equal_slices(archive, shapes, flat, ranks) if third else _noted_slices(archive)
+    return Partition(archive, flat, single, slices, param_groups)
 
 
 def ranges(partitions: Sequence[Partition], name: str, state: str) -> Iterator[Range]:
     """All ranks' ranges of a parameter's weights or of a state of its optimizer, in the order of its elements."""
     for partition in partitions:
-        for share in partition.shares.get(name, ()):
-            flat = partition.flat[share.group].get(state)
-            if flat is None or share.start + share.elements > flat.elements:
+        for one in partition.slices.get(name, ()):
+            flat = partition.flat[one.group].get(state)
+            if flat is None or one.start + one.elements > flat.elements:
                 raise _unfit(partition.archive, f"{state or 'the weights'} of {name!r} are not where it says")
-            yield flat._replace(start=flat.start + share.start * itemsize(flat.dtype), elements=share.elements)
+            yield flat._replace(start=flat.start + one.start * itemsize(flat.dtype), elements=one.elements)
 
 
 def _states(archive: Archive, base: dict[Any, Any] | list[Any], groups: int) -> Iterator[tuple[int, str, object]]:
     """Group, name and value of all states of the optimizer. An elastic checkpoint lists groups, others number them."""
     by_group = base.get("state") if isinstance(base, dict) else dict(enumerate(base))
     by_group = by_group if isinstance(by_group, dict) else {}
-    check_apart(archive, by_group.values())
+    check_distinct(archive, by_group.values())
     for group in range(groups):
         own = by_group.get(group)
         for state, value in own.items() if isinstance(own, dict) else ():
@@ -125,7 +125,7 @@ def _unfit(archive: Archive, what: str) -> CkptdError:
     return DamagedError(f"{archive.path}: {what}", hint="zero_to_fp32.py, in the directory above, may know it")
 
 
-def check_apart(archive: Archive, parts: Iterable[object]) -> None:
+def check_distinct(archive: Archive, parts: Iterable[object]) -> None:
     """Raises DamagedError when several places share one object: visited in each, few bytes would become many."""
     ids = [id(part) for part in parts]
     if len(set(ids)) != len(ids):
@@ -136,7 +136,7 @@ def _param_groups(archive: Archive, base: dict[Any, Any], count: int) -> Iterato
     """Settings of each group of the optimizer, plain values only, and the numbers of the flat tensors that it has."""
     groups = base.get("param_groups")
     owned = 0
-    check_apart(archive, groups if isinstance(groups, list) else ())
+    check_distinct(archive, groups if isinstance(groups, list) else ())
     for group in groups if isinstance(groups, list) else ():
         members = group.get("params") if isinstance(group, dict) else None
         members = members if isinstance(members, list) else [None]
@@ -157,26 +157,26 @@ def _is_plain(value: object) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def _noted_shares(archive: Archive) -> dict[str, list[Share]]:
+def _noted_slices(archive: Archive) -> dict[str, list[Slice]]:
     """ZeRO-1 and 2: as the rank noted them."""
-    found: dict[str, list[Share]] = {}
+    found: dict[str, list[Slice]] = {}
     notes = archive.at("optimizer_state_dict", "param_slice_mappings")
     if notes is None:
         raise _unfit(archive, "which parameter lies where (param_slice_mappings) is not noted; DeepSpeed was too old")
-    check_apart(archive, notes if isinstance(notes, list) else ())
+    check_distinct(archive, notes if isinstance(notes, list) else ())
     for group, noted in enumerate(notes if isinstance(notes, list) else ()):
         for name, address in noted.items() if isinstance(noted, dict) else ():
             state = address.state if isinstance(address, Made) and isinstance(address.state, dict) else {}
             start, elements = state.get("start"), state.get("numel")
             if type(start) is not int or type(elements) is not int or start < 0 or elements < 0 or name in found:
                 raise _unfit(archive, f"where {name!r} lies is not noted, or twice")
-            found[name] = [Share(group, start, elements)]
+            found[name] = [Slice(group, start, elements)]
     return found
 
 
-def _equal_shares(archive: Archive, shapes: Shapes, flat: list[dict[str, Range]], ranks: int) -> dict[str, list[Share]]:
+def _equal_slices(archive: Archive, shapes: Shapes, flat: list[dict[str, Range]], ranks: int) -> dict[str, list[Slice]]:
     """ZeRO-3: every parameter's, one after the other, through all groups."""
-    found: dict[str, list[Share]] = {}
+    found: dict[str, list[Slice]] = {}
     group, at = 0, 0
     for name, shape in ((name, shape) for named in shapes for name, shape in named.items()):
         left = -(-math.prod(shape) // ranks)
@@ -186,8 +186,8 @@ def _equal_shares(archive: Archive, shapes: Shapes, flat: list[dict[str, Range]]
             if group == len(flat):
                 raise _unfit(archive, f"the flat weights end before {name!r}")
             taken = min(left, flat[group][WEIGHTS].elements - at)
-            found.setdefault(name, []).append(Share(group, at, taken))
+            found.setdefault(name, []).append(Slice(group, at, taken))
             at, left = at + taken, left - taken
-    if sum(one[WEIGHTS].elements for one in flat) != sum(s.elements for shares in found.values() for s in shares):
+    if sum(one[WEIGHTS].elements for one in flat) != sum(s.elements for slices in found.values() for s in slices):
         raise _unfit(archive, "the flat weights go on after the last parameter")
     return found

@@ -48,11 +48,11 @@ class _Stage(NamedTuple):
 
     def flat(self, name: str) -> dict[str, Range]:
         """By state, the flat tensors of the first rank that has something of a parameter."""
-        return next((p.flat[p.shares[name][0].group] for p in self.partitions if name in p.shares), {})
+        return next((p.flat[p.slices[name][0].group] for p in self.partitions if name in p.slices), {})
 
     def single(self, name: str) -> dict[str, Range | float]:
         """By state, what that rank has once for the parameter's group."""
-        return next((p.single[p.shares[name][0].group] for p in self.partitions if name in p.shares), {})
+        return next((p.single[p.slices[name][0].group] for p in self.partitions if name in p.slices), {})
 
     def members(self, number: int) -> list[str]:
         """The parameters of a group of the optimizer."""

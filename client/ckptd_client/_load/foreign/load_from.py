@@ -184,7 +184,7 @@ def _load_own(  # noqa: PLR0913, PLR0917
         checkpoint.close()
     notes = fitted.finish(state, strict=False)
     doubted = [f"step {checkpoint.save.step}: {text}" for text in checkpoint.doubts]
-    doubted += notes_of(fitted.taken, checkpoint.shares)
+    doubted += notes_of(fitted.taken, checkpoint.attestations)
     return "ckptd", checkpoint.save.step, _nbytes(fitted), [*checkpoint.notes, *doubted, *notes, *fitted.own_notes]
 
 

@@ -64,7 +64,7 @@ def open_safetensors(path: str) -> Foreign:
         if name not in found:
             out.unreadable[name] = f"by {INDEX} alone: {home}, where it should lie, has none"
     for name, boxes in found.items():
-        _check_apart(name, boxes, files)
+        _check_disjoint(name, boxes, files)
         dtype = boxes[0].tensor.dtype
         if dtype in DTYPE_OF:
             out.boxes[name] = list(_saved(name, boxes, path))
@@ -112,7 +112,7 @@ def _files_of(directory: str, homes: dict[str, str] | None) -> list[str]:
     return [os.path.join(directory, name) for name in sorted(names) if name.endswith(SUFFIX)]
 
 
-def _check_apart(name: str, boxes: list[_Box], files: list[str]) -> None:
+def _check_disjoint(name: str, boxes: list[_Box], files: list[str]) -> None:
     """Raises DamagedError for elements in two files: it is unknown which are newer."""
     if len({len(box.offsets) for box in boxes}) > 1:
         return  # _saved reports it

@@ -1,4 +1,4 @@
-"""Shares of replicated tensors: each byte is one replica's, and all replicas have equally many."""
+"""Slices of replicated tensors: each byte is one replica's, and all replicas have equally many."""
 
 import math
 
@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.layout import decode_layout
-from ckptd.shared.format.replica_shares import PART_NBYTES, Where, not_compared
+from ckptd.shared.format.replica_attestations import PART_NBYTES, Where, not_compared
 from ckptd.shared.protocol.messages import Cadence, Milestone
 from ckptd_client import ConfigError
 from ckptd_client._daemon.settings import verification
@@ -30,9 +30,9 @@ def stream(shapes, ranks, dtype=torch.float32):
     return streams_of(dict.fromkeys(range(len(shapes)), tuple(range(ranks))), flat, skipped=set())
 
 
-def nbytes_of(share, shapes, itemsize=4):
+def nbytes_of(part, shapes, itemsize=4):
     total = 0
-    for position, rows in share.items():
+    for position, rows in part.items():
         shape = shapes[position]
         whole = math.prod(shape) * itemsize
         total += whole if not shape else whole // shape[rows.dim] * (rows.stop - rows.first)
@@ -83,12 +83,12 @@ def llama():
 @pytest.mark.parametrize("ranks", [4, 8, 64])
 @pytest.mark.parametrize("adam", [False, True])
 @pytest.mark.parametrize("model", [gpt2, llama])
-def test_shares_are_equal_to_one_in_a_hundred(model, ranks, adam):
+def test_slices_are_equal_to_one_in_a_hundred(model, ranks, adam):
     shapes = [s for s in model() for _ in range(3 if adam else 1)]
     (found,) = stream(shapes, ranks)
-    shares = [nbytes_of(found.slice_of(rank), shapes) for rank in range(ranks)]
-    assert sum(shares) == found.nbytes
-    assert max(shares) / (sum(shares) / ranks) <= 1.01
+    slices = [nbytes_of(found.slice_of(rank), shapes) for rank in range(ranks)]
+    assert sum(slices) == found.nbytes
+    assert max(slices) / (sum(slices) / ranks) <= 1.01
 
 
 def plan(state, rank, world_size=3, replicated=("*",)):
@@ -120,10 +120,10 @@ def test_what_no_stream_has_is_said_to_be_compared_by_nobody(balanced):
         made = make_plan(state, rank=0, world_size=2, replicated=("*",), balanced=balanced)
         values = gather(made, state, sample=Sample(whole=True))
         assert values is not None
-        said[name] = values.shares
+        said[name] = values.attestations
     (ours,) = said["ours"]
     assert said["both"][-1] == not_compared(2)
-    assert [share.of_all_bytes for share in said["both"]] == [True, False]
+    assert [attestation.of_all_bytes for attestation in said["both"]] == [True, False]
     assert ours.only_told is not balanced
 
 
@@ -330,7 +330,7 @@ def test_a_rank_that_is_not_torchs_takes_no_mesh_or_process_group_for_replicas(l
 
 
 def test_parameters_that_ddp_does_not_sum_are_everybodys_own(lone_group, monkeypatch):
-    """Of a group of one nobody shares; so the group is said to be of two."""
+    """A group of one has no replicas; so the group is said to be of two."""
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
     monkeypatch.setattr(replicas, "_numbers_agree", lambda _: True)
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

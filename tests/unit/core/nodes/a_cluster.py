@@ -12,14 +12,14 @@ from ckptd.core.jobs import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.manifest import ParityRecord
-from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.messages import LoadFrom, Progress, Refused, Tier
 from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.protocol.topology import Peer, Topology
 from tests.runs import RUN, STORE_ID
-from tests.seals import a_seal, shares_of
+from tests.seals import a_seal, attestations_of
 
 KEY = JobKey("/store", "job")
 ONE, TWO, THREE = (SaveId(1, n, 10 * n, RUN) for n in (1, 2, 3))
@@ -88,13 +88,17 @@ class ANode:
         if self.kept is not None:
             self.cluster.say(self, self.kept)
         for name, slot in sorted(self.slots.items()):
-            shares = self.cluster.shares(slot.world, slot.rank) if slot.save else ()
-            seal = a_seal(KEY, slot.save, slot.rank, slot.world, shares=shares) if slot.save and slot.digested else None
+            attestations = self.cluster.attestations(slot.world, slot.rank) if slot.save else ()
+            seal = (
+                a_seal(KEY, slot.save, slot.rank, slot.world, attestations=attestations)
+                if slot.save and slot.digested
+                else None
+            )
             self.cluster.say(
                 self,
                 ev.SlotAdopted(
                     job=KEY, rank=slot.rank, slot=name, capacity=slot.capacity, world_size=slot.world,
-                    save=slot.save, nbytes=10 if slot.save else 0, seal=seal, shares=shares,
+                    save=slot.save, nbytes=10 if slot.save else 0, seal=seal, attestations=attestations,
                 ),
             )  # fmt: skip
         for chunk in self.chunks.values():
@@ -130,13 +134,13 @@ class ACluster:
         self.attached: dict[int, ev.RankAttached] = {}
         self.failing: set[str] = set()  # nodes that cannot encode
         self.tiers: dict[int, Tier] = {}
-        self.replicas = 0  # sets of ranks that save shares of what each set holds
+        self.replicas = 0  # sets of ranks that save slices of what each set holds
         for name in names:
             self.add(name)
 
-    def shares(self, world: int, rank: int) -> tuple[Share, ...]:
-        """What one of so many ranks says of its share."""
-        return shares_of(world, rank, self.replicas) if self.replicas else ()
+    def attestations(self, world: int, rank: int) -> tuple[Attestation, ...]:
+        """What one of so many ranks attests."""
+        return attestations_of(world, rank, self.replicas) if self.replicas else ()
 
     def add(self, name: str) -> ANode:
         """A new machine, with an empty arena."""
@@ -257,7 +261,7 @@ class ACluster:
                 node,
                 ev.SegmentStaged(
                     job=KEY, rank=rank, session=self.sid, request=self.seq(), world_size=len(self.homes), slot=name,
-                    save=save, nbytes=10, shares=self.shares(len(self.homes), rank),
+                    save=save, nbytes=10, attestations=self.attestations(len(self.homes), rank),
                 ),
             )  # fmt: skip
         self.settle()
@@ -394,7 +398,7 @@ class ACluster:
                     node.slots[slot].digested = True
                     world = node.slots[slot].world
                     rank = node.slots[slot].rank
-                    seal = a_seal(KEY, save, rank, world, shares=self.shares(world, rank))
+                    seal = a_seal(KEY, save, rank, world, attestations=self.attestations(world, rank))
                     self.say(node, ev.DigestsSealed(job=KEY, slot=slot, save=save, seal=seal))
             case act.KeepNumber(number=number):
                 node.number = number

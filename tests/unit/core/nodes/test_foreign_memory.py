@@ -24,7 +24,7 @@ def a_node() -> JobNode:
     return node
 
 
-def set_apart(node: JobNode, *saves: SaveId, disputed: tuple[SaveId, ...] = ()) -> None:
+def isolate(node: JobNode, *saves: SaveId, disputed: tuple[SaveId, ...] = ()) -> None:
     runs, open_ones = (tuple(save.owner for save in of) for of in (saves, disputed))
     node.handle(ev.ForeignRuns(job=KEY, node="a", runs=runs, disputed=open_ones))
 
@@ -35,9 +35,9 @@ def unlinked(actions: list[act.Action]) -> list[str]:
 
 def test_each_run_has_all_of_its_time():
     node = a_node()
-    set_apart(node, OLDER)
+    isolate(node, OLDER)
     assert not unlinked(node.tick(0.0))
-    set_apart(node, OLDER, NEWER)
+    isolate(node, OLDER, NEWER)
     assert not unlinked(node.tick(TTL - 1))
     assert unlinked(node.tick(TTL)) == ["slot-0"]
     assert node.foreign.until == TTL - 1 + TTL
@@ -47,11 +47,11 @@ def test_each_run_has_all_of_its_time():
 
 def test_the_time_of_a_run_begins_when_its_dispute_ends():
     node = a_node()
-    set_apart(node, OLDER, disputed=(OLDER,))
+    isolate(node, OLDER, disputed=(OLDER,))
     for now in (0.0, TTL, 3 * TTL):
         assert not node.foreign.too_old(now)
     assert node.foreign.until is None
-    set_apart(node, OLDER)
+    isolate(node, OLDER)
     assert not node.foreign.too_old(4 * TTL)
     assert node.foreign.too_old(5 * TTL) == {OLDER.owner}
 

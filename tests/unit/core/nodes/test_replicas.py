@@ -1,11 +1,11 @@
-"""Saves of which replicas hold shares: a node lost, a coordinator that is new, and which segments a node gets."""
+"""Saves of which replicas hold slices: a node lost, a coordinator that is new, and which segments a node gets."""
 
 from msgspec.structs import replace
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.coordinator.save_record import Record
-from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Tier
 from tests.unit.core.nodes.a_cluster import KEY, ONE, ACluster
@@ -27,11 +27,11 @@ def test_a_coordinator_that_takes_over_after_a_loss_finds_the_save_whole_and_dra
     job.connect("dbc")
     answers = job.load()
     assert {answer.save for answer in answers} == {ONE}
-    assert not job.nodes["d"].job.coordinator.saves.records[ONE].apart
+    assert not job.nodes["d"].job.coordinator.saves.records[ONE].mismatched
     job.waiting = [(node, action) for node, action in job.waiting if node.name in job.nodes]
     job.release()
     record = job.nodes["d"].job.coordinator.saves.records[ONE]
-    assert not record.apart
+    assert not record.mismatched
     assert ONE in job.store.committed
 
 
@@ -108,7 +108,10 @@ def test_needed_are_the_own_segments_and_those_of_who_shared():
 
 def test_who_saved_all_of_its_own_needs_nobody():
     record = cluster_record({0: (b"x" * 8,), 1: (b"x" * 8,)})
-    record.shares = {r: tuple(replace(share, only_told=True) for share in said) for r, said in record.shares.items()}
+    record.attestations = {
+        r: tuple(replace(attestation, only_told=True) for attestation in said)
+        for r, said in record.attestations.items()
+    }
     assert record.needed_for([0]) == [0]
     assert not record.shared
     assert not record.shared_by_all
@@ -117,5 +120,5 @@ def test_who_saved_all_of_its_own_needs_nobody():
 def cluster_record(sets):
 
     record = Record(ONE, len(sets), 0.0)
-    record.shares = {r: tuple(Share(s, 2, b"c" * 8, b"w" * 8) for s in said) for r, said in sets.items()}
+    record.attestations = {r: tuple(Attestation(s, 2, b"c" * 8, b"w" * 8) for s in said) for r, said in sets.items()}
     return record

@@ -1,15 +1,15 @@
-"""What replicas say of their shares: when that is a whole, and what becomes of a save when it is none."""
+"""What replicas attest of their slices: when those make a whole, and what becomes of a save when it is none."""
 
 import msgspec
 import pytest
 
 from ckptd.core import events as ev
 from ckptd.shared.base.ids import SaveId
-from ckptd.shared.format.replica_shares import (
+from ckptd.shared.format.replica_attestations import (
     ON_DEVICES,
     WHOLE,
+    Attestation,
     Compared,
-    Share,
     Where,
     as_recorded,
     compared,
@@ -25,8 +25,8 @@ from tests.unit.core.a_job import KEY, AJob
 ONE, TWO = SaveId(1, 1, 10, RUN), SaveId(1, 2, 20, RUN)
 
 
-def share(replicas=b"r" * 8, count=2, cut=b"c" * 8, content=b"w" + b"x" * 7):
-    return Share(replicas, count, cut, content)
+def attestation(replicas=b"r" * 8, count=2, cut=b"c" * 8, content=b"w" + b"x" * 7):
+    return Attestation(replicas, count, cut, content)
 
 
 def test_no_shares_are_a_whole():
@@ -34,16 +34,20 @@ def test_no_shares_are_a_whole():
 
 
 def test_replicas_that_say_the_same_are_a_whole():
-    assert not difference({0: (share(),), 1: (share(),), 2: ()})
+    assert not difference({0: (attestation(),), 1: (attestation(),), 2: ()})
 
 
 def test_sets_of_replicas_are_judged_apart():
-    other = share(replicas=b"s" * 8, cut=b"d" * 8)
-    assert not difference({0: (share(),), 1: (share(),), 2: (other,), 3: (other,)})
+    other = attestation(replicas=b"s" * 8, cut=b"d" * 8)
+    assert not difference({0: (attestation(),), 1: (attestation(),), 2: (other,), 3: (other,)})
 
 
 def test_all_who_looked_at_the_same_are_compared_whoever_looked_elsewhere():
-    elsewhere, seen, other = share(count=3, content=b"f" * 8), share(count=3), share(count=3, content=b"w" + b"y" * 7)
+    elsewhere, seen, other = (
+        attestation(count=3, content=b"f" * 8),
+        attestation(count=3),
+        attestation(count=3, content=b"w" + b"y" * 7),
+    )
     assert not difference({0: (elsewhere,), 1: (seen,), 2: (seen,)})
     assert "ranks 1 and 2 are no replicas" in difference({0: (elsewhere,), 1: (seen,), 2: (other,)})
 
@@ -51,23 +55,23 @@ def test_all_who_looked_at_the_same_are_compared_whoever_looked_elsewhere():
 @pytest.mark.parametrize(
     ("second", "why"),
     [
-        ((share(cut=b"d" * 8),), "different tensors"),
-        ((share(content=b"w" + b"y" * 7),), "no replicas"),
-        ((), "only 1 saved a share"),
-        ((share(replicas=b"s" * 8),), "only 1 saved a share"),
+        ((attestation(cut=b"d" * 8),), "different tensors"),
+        ((attestation(content=b"w" + b"y" * 7),), "no replicas"),
+        ((), "only 1 saved a slice"),
+        ((attestation(replicas=b"s" * 8),), "only 1 saved a slice"),
     ],
 )
 def test_what_is_no_whole_is_told_with_the_ranks(second, why):
-    assert why in difference({0: (share(),), 1: second})
+    assert why in difference({0: (attestation(),), 1: second})
 
 
 def test_ranks_that_looked_at_different_bytes_are_not_compared():
-    assert not difference({0: (share(),), 1: (share(content=b"p" + b"z" * 7),)})
+    assert not difference({0: (attestation(),), 1: (attestation(content=b"p" + b"z" * 7),)})
 
 
 def whole(content=b"x" * 7, parts=b"", **words):
     """The word of a rank that looked at all bytes."""
-    return msgspec.structs.replace(share(content=WHOLE + content, **words), parts=parts)
+    return msgspec.structs.replace(attestation(content=WHOLE + content, **words), parts=parts)
 
 
 def told(content=b"x" * 7, **words):
@@ -91,27 +95,27 @@ ON_A_DEVICE = bytes([ON_DEVICES | 3]) + b"x" * 7
 @pytest.mark.parametrize(
     ("said", "how_much"),
     [
-        ({0: (), 1: ()}, Compared.UNSHARED),
+        ({0: (), 1: ()}, Compared.NO_REPLICAS),
         ({0: (whole(),), 1: (whole(),)}, Compared.ALL),
         ({0: (whole(),), 1: (whole(),), 2: ()}, Compared.ALL),
-        ({0: (share(content=ON_A_DEVICE),), 1: (share(content=ON_A_DEVICE),)}, Compared.ALL),
-        ({0: (share(content=ON_A_DEVICE),), 1: (whole(),)}, Compared.WINDOW),
-        ({0: (whole(),), 1: (share(),)}, Compared.WINDOW),
-        ({0: (share(),), 1: (share(),)}, Compared.WINDOW),
+        ({0: (attestation(content=ON_A_DEVICE),), 1: (attestation(content=ON_A_DEVICE),)}, Compared.ALL),
+        ({0: (attestation(content=ON_A_DEVICE),), 1: (whole(),)}, Compared.WINDOW),
+        ({0: (whole(),), 1: (attestation(),)}, Compared.WINDOW),
+        ({0: (attestation(),), 1: (attestation(),)}, Compared.WINDOW),
         ({0: (whole(),), 1: ()}, Compared.WINDOW),
         ({0: (whole(count=3),), 1: (whole(count=3),)}, Compared.WINDOW),
-        ({0: (whole(), share(replicas=b"s" * 8)), 1: (whole(), share(replicas=b"s" * 8))}, Compared.WINDOW),
+        ({0: (whole(), attestation(replicas=b"s" * 8)), 1: (whole(), attestation(replicas=b"s" * 8))}, Compared.WINDOW),
         ({0: (told(),), 1: (told(),)}, Compared.ALL),
-        ({0: (told(),), 1: (told(b"y" * 7),)}, Compared.APART),
-        ({0: (told(),), 1: (told(cut=b"d" * 8),)}, Compared.APART),
+        ({0: (told(),), 1: (told(b"y" * 7),)}, Compared.DIFFERING),
+        ({0: (told(),), 1: (told(cut=b"d" * 8),)}, Compared.DIFFERING),
         ({0: (told(),), 1: (told(), not_compared(2))}, Compared.WINDOW),
         ({0: (not_compared(2),), 1: (not_compared(2),)}, Compared.WINDOW),
-        ({0: (told(count=3),), 1: (told(b"y" * 7, count=3),), 2: (share(count=3),)}, Compared.APART),
+        ({0: (told(count=3),), 1: (told(b"y" * 7, count=3),), 2: (attestation(count=3),)}, Compared.DIFFERING),
     ],
 )
 def test_all_was_compared_when_every_replica_looked_at_all_of_it(said, how_much):
     assert compared(said) is how_much
-    assert bool(doubt(how_much)) == (how_much in {Compared.WINDOW, Compared.APART})
+    assert bool(doubt(how_much)) == (how_much in {Compared.WINDOW, Compared.DIFFERING})
 
 
 def test_what_is_only_told_ends_no_save():
@@ -124,7 +128,7 @@ def test_what_is_only_told_ends_no_save():
 def test_a_share_beside_an_image_that_has_all_is_no_whole(complete):
     found = difference_of({0: (told(),), 1: (whole(),)}, complete=complete)
     assert found is not None
-    assert found.reason == "rank 1 saved a share of what rank 0 saved all of"
+    assert found.reason == "rank 1 saved a slice of what rank 0 saved all of"
 
 
 def test_an_unknown_word_of_a_later_release_is_in_doubt():
@@ -135,11 +139,11 @@ def test_the_store_gets_what_was_compared_and_not_what_names_a_difference():
     assert as_recorded((whole(parts=b"abcd"),)) == (whole(),)
 
 
-def stage(job, rank, save, shares):
+def stage(job, rank, save, attestations):
     job.say(
         ev.SegmentStaged(
             job=KEY, request=job.request(), rank=rank, session="a", world_size=2, slot=job.idle(rank), save=save,
-            nbytes=10, shares=shares,
+            nbytes=10, attestations=attestations,
         )
     )  # fmt: skip
 
@@ -150,11 +154,11 @@ def ends(job, save, rank):
 
 def test_a_save_whose_shares_are_no_whole_ends_abandoned_on_all_ranks_and_all_are_told_to_save_their_own():
     job = AJob(world=2).start()
-    stage(job, 0, ONE, (share(),))
-    stage(job, 1, ONE, (share(cut=b"d" * 8),))
+    stage(job, 0, ONE, (attestation(),))
+    stage(job, 1, ONE, (attestation(cut=b"d" * 8),))
     for rank in (0, 1):
         (end,) = ends(job, ONE, rank)
-        assert (str(end.end), end.apart, end.milestone) == ("abandoned", True, None)
+        assert (str(end.end), end.mismatched, end.milestone) == ("abandoned", True, None)
         assert "different tensors" in end.reason
     assert job.node.slots.holding(ONE) == []
     job.stage_all(TWO)
@@ -179,7 +183,7 @@ def test_one_that_was_asked_for_is_drained_whatever_was_compared_and_its_record_
     job = AJob(world=2, cadence=Cadence(10)).start()
     staged(job, ONE)
     job.drain(ONE)
-    staged(job, SaveId(1, 2, 15, RUN), of=share)
+    staged(job, SaveId(1, 2, 15, RUN), of=attestation)
     job.say(ev.DrainAsked(job=KEY))
     job.drain(SaveId(1, 2, 15, RUN))
     assert job.saves.on_store[SaveId(1, 2, 15, RUN)].compared == "window"
@@ -192,30 +196,30 @@ def test_one_of_replicas_that_saved_all_of_their_own_is_staged_and_marked():
     stage(job, 0, ONE, (told(),))
     stage(job, 1, ONE, (told(b"y" * 7),))
     job.drain(ONE)
-    assert job.saves.on_store[ONE].compared == "apart"
+    assert job.saves.on_store[ONE].compared == "differing"
     assert job.saves.notes_of(ONE) == ("step 10: its replicas differed when it was saved",)
     assert not job.saves.records[ONE].shared
 
 
 def test_a_daemon_that_restarted_finds_out_too():
     job = AJob(world=2)
-    for rank, said in ((0, share()), (1, share(content=b"w" + b"z" * 7))):
+    for rank, said in ((0, attestation()), (1, attestation(content=b"w" + b"z" * 7))):
         name = f"r{rank:05d}-000001.slot"
         found = ev.SlotAdopted(
-            job=KEY, rank=rank, slot=name, capacity=4096, world_size=2, save=ONE, nbytes=10, shares=(said,)
+            job=KEY, rank=rank, slot=name, capacity=4096, world_size=2, save=ONE, nbytes=10, attestations=(said,)
         )
         job.say(found)
     job.start()
     job.ask_load(0)
     job.ask_load(1)
-    assert all(getattr(m, "save", None) != ONE or m.apart for rank in (0, 1) for m in job.told(rank))
+    assert all(getattr(m, "save", None) != ONE or m.mismatched for rank in (0, 1) for m in job.told(rank))
 
 
 def test_a_load_of_shares_has_all_of_them_read_at_once():
     """Not first each rank's own, which is known not to be enough."""
     job = AJob(world=2).start()
     for rank in (0, 1):
-        stage(job, rank, ONE, (share(),))
+        stage(job, rank, ONE, (attestation(),))
     job.drain(ONE)
     for rank in (0, 1):
         job.ask_load(rank)
