@@ -23,7 +23,7 @@ SHARE ?=
 # ckptd anew, which is a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo unit test simulate simulate-slow mutants test-matrix frameworks-test golden golden-wire bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel longest faults histories kills polite mistakes cluster-test docs clean
+.PHONY: help venv demo unit test simulate simulate-slow mutants test-matrix frameworks-test golden golden-wire bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel longest faults guards histories kills polite mistakes cluster-test docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ wheel: $(DEV)
 
 faults: $(DEV) ## the long form of all tests that have one: every crash point, all layouts; SHARE=0/40 for one part of 40
 	FAULTS=long MUTANTS=40 SHARE=$(SHARE) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --timeout 600 tests
+
+guards: $(DEV) ## each guard of the product removed in a copy, and its tests seen to fail: ONLY="NAME ..." SHARE=0/40 COUNT=10 SEED=0
+	PYTHONPATH=.:client $(BIN)/python -m tests.guards.run $(ONLY) $(if $(SHARE),--share $(SHARE)) $(if $(filter file,$(origin COUNT)),,--count $(COUNT) --seed $(SEED))
 
 histories: $(DEV) ## one job started over, remounted, lost and returned on real daemons: COUNT=200 SEED=0
 	PYTHONPATH=.:client $(BIN)/python -m tests.faults.histories $(if $(filter file,$(origin COUNT)),200,$(COUNT)) $(SEED)
