@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ckptd.shared.files.mapping import HUGE_NBYTES, Mapping, fill, fill_huge
 
-_MAX_REFUSALS = 8  # of huge pages: then memory is too scattered to go on asking for them
+_MAX_REFUSALS = 8  # of huge pages: then memory is too scattered to ask for more
 _FILL_NBYTES = 2 * HUGE_NBYTES  # per call: each holds the process's memory lock, for which the main loop may wait
 _COLLAPSE_NBYTES = 8 * _FILL_NBYTES  # the same of huge pages, whose making drops the lock; a call alone costs 3 ms
 

@@ -10,7 +10,7 @@ from ckptd.cli import common
 
 
 class Count(Protocol):
-    """Told the bytes done so far, and in all once that is known."""
+    """Receives the bytes done so far, and in all once that is known."""
 
     def __call__(self, done: int, total: int | None = None) -> None:
         """Draws it."""

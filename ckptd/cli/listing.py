@@ -38,7 +38,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     latest: bool
     pinned: bool
     unpublished: bool  # a trainer's files are not where it wanted them
-    superseded: str  # not empty: who took the job over before this was committed
+    superseded: str  # not empty: the session that took the job over before this was committed
     replicas: str  # of what ranks hold alike "all" or a "window" was compared, or it is "differing"; empty: nothing is
     run: str  # id of the run that saved it
     path: str

@@ -49,7 +49,7 @@ def command(  # noqa: PLR0913, PLR0917 - a flag each
     """Remove what retention does not keep in PATH, a store or one job's directory in it.
 
     A job's newest checkpoint stays in any case, and so does what was pinned (ckptd pin). What an interrupted removal
-    left is removed too. A daemon of the job goes on beside it, and sees what is gone at its next load, or with a commit
+    left is removed too. A daemon of the job runs on beside it, and sees what is gone at its next load, or with a commit
     within a minute; not while ranks load an older checkpoint: nothing holds it for them.
 
     Exit code 1 if something could not be looked at or removed.

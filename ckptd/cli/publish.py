@@ -41,7 +41,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def command(path: str, directory: str, pointer: str | None, as_json: bool, integrity: Integrity) -> int:
     """Put a trainer's files of the checkpoint in PATH into DIRECTORY, under the trainer's names.
 
-    A daemon does that after each commit if the trainer told it the directory; a store names none
+    A daemon does that after each commit if the trainer named the directory; a store names none
     of it. This is for what `ckptd list` calls unpublished after a daemon's memory was lost. No byte is copied where
     the file system has hard links. DIRECTORY must not be there, or be one that was published. The checkpoint's records
     and its list of files are checked first; the bytes of the files are not: ckptd verify reads those.

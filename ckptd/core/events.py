@@ -83,7 +83,7 @@ class DigestsFailed(Event, frozen=True, kw_only=True):
 
 
 class TopologyKept(Event, frozen=True, kw_only=True):
-    """What an earlier process of this daemon knew of the job's nodes; epoch as in ParityChunk. Told first at start."""
+    """What an earlier process of this daemon knew of the job's nodes; epoch as in ParityChunk. Comes first at start."""
 
     topology: Topology
     epoch: int
@@ -93,7 +93,7 @@ class TopologyKept(Event, frozen=True, kw_only=True):
 
 
 class NumberKept(Event, frozen=True, kw_only=True):
-    """The largest incarnation that an earlier process of this daemon knew of the job. Told before all else at start."""
+    """The largest incarnation that an earlier process of this daemon knew of the job. Comes first at start."""
 
     number: int
 
@@ -119,7 +119,7 @@ class PeerUp(Event, frozen=True, kw_only=True):
 
 
 class PeerDown(Event, frozen=True, kw_only=True):
-    """Nothing was heard of the other daemon for the peer timeout. Messages to it are dropped until PeerUp."""
+    """Nothing was received from the other daemon for the peer timeout. Messages to it are dropped until PeerUp."""
 
     node: str
 

@@ -60,7 +60,7 @@ class Catalogue:
         self._deliver(inbox, out, now)
 
     def adopted(self, key: JobKey, now: float) -> list[Action]:
-        """All slots and live ranks of a job found at start are in: asks for what is missing to go on with them."""
+        """All slots and live ranks of a job found at start are in: asks for what is missing to continue with them."""
         job = self._job(key)
         inbox: deque[ev.Event] = deque()
         out: list[Action] = []
@@ -85,7 +85,7 @@ class Catalogue:
 
         seen: the answer to look_before_forgetting.
 
-        A drain that runs finds its slots gone or goes on in what it has mapped; what it leaves is no checkpoint.
+        A drain that runs finds its slots gone or continues in what it has mapped; what it leaves is no checkpoint.
         """
         job = self.jobs.get(key)
         if job is None:
@@ -179,7 +179,7 @@ class Catalogue:
                     out.append(ToNode(job=key, node=node, message=action.message))
 
     def _reserve(self, key: JobKey) -> list[Action]:
-        """A number that some half of the job knows is kept before anybody hears it from here, whatever is forgotten."""
+        """A number that some half of the job knows is kept before any rank or node receives it from here."""
         job = self._job(key)
         number = max(job.node.incarnation, job.coordinator.sessions.incarnation)
         if number <= self._numbers.get(key, 0):

@@ -88,7 +88,7 @@ class LastDrain:
 
     @property
     def left(self) -> Left | None:
-        """What is not durable, for whoever reads the log; None: all is as it should be."""
+        """What is not durable, for the log; None: all is as it should be."""
         newest, durable = self._staged(), self._durable
         if newest is None or (durable is not None and newest <= durable):
             return None

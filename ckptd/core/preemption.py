@@ -9,7 +9,7 @@
       PreemptOrdered(step) ─────────>   word = step                      saves at the first step that is not below it
 
 A rank was seen at step s, or has seen the word before it left s. So no rank is past the step that is fixed, unless a
-node did not answer in time, or the rank waited in vain: then it is named.
+node did not answer in time, or the rank got no answer in time: then it is named.
 """
 
 from msgspec.structs import replace
@@ -144,7 +144,7 @@ class Notice:
         if known is not None and order.session == known.session and order.step is None and known.step is not None:
             order = replace(order, step=known.step)
             self.order = order
-            return self._hold(order, ranks)  # a coordinator that began again hears which step it was
+            return self._hold(order, ranks)  # a coordinator that began again receives which step it was
         self.order = order
         return self._hold(order, ranks) if order.step is None else self._announce(order, ranks)
 

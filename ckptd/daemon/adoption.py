@@ -87,7 +87,7 @@ class Adoption:
         return [told for slot in nameless if (told := self._stray(slot))]
 
     def _kept(self) -> dict[str, JobKey]:
-        """What small files of the arena say, told first: who coordinates decides what is reported to whom."""
+        """What small files of the arena say, reported first: the coordinator decides what is reported to which node."""
         for number in Numbers(self._arena.path).ahead():
             self._handle(ev.NumberKept(job=number.job, number=number.number))
         kept = kept_topologies(self._arena.path)

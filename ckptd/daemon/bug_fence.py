@@ -1,4 +1,4 @@
-"""Around each step of the daemon's loop: a bug that it meets costs who caused it an answer, and the loop nothing."""
+"""Around each step of the daemon's loop: a bug that it meets costs its cause an answer, and the loop nothing."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ class BugFence:
 
     @contextlib.contextmanager
     def around(self, what: str, tell: Callable[[str], None]) -> Iterator[None]:
-        """Whatever is raised inside is logged with its traceback and told in a line. It must not be misuse or a fault.
+        """Whatever is raised inside is logged with its traceback and put into a line. It must not be misuse or a fault.
 
         Blocks for a moment when it is what was caught last: a step that is always due would be tried without end.
         """

@@ -9,7 +9,7 @@ from ckptd.shared.bulk.server import BulkServer, Served
 
 
 class BulkHost:
-    """Owns the server. The plane tells who comes under which link, for which jobs."""
+    """Owns the server. The plane says which node comes under which link, for which jobs."""
 
     def __init__(self, arena: Arena, plane: PeerPlane, port: int = 0) -> None:
         self._port = port

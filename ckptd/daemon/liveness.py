@@ -124,7 +124,7 @@ def _rank_files(directory: str) -> list[str]:
 
 
 def _is_file(path: str) -> bool:
-    """Whether it is a file and nothing that leads elsewhere or holds up who opens it."""
+    """Whether it is a file and nothing that leads elsewhere or blocks the process that opens it."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except FileNotFoundError:

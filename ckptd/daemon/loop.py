@@ -61,7 +61,7 @@ _EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank
 _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
 _LOOK_S = 5.0  # how often the arena is looked for
 _NOTICE_S = 1.0  # how often systemd receives the state
-_LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
+_LAST_WORDS_S = 0.5  # a rank that waits for the end may take so long to receive it
 _PULLS = 4  # encodes at once, of all jobs, and as many fetches: ranks wait for these, and not for an encode that hangs
 
 
@@ -286,7 +286,7 @@ class Daemon:
             self._perform(action)
 
     def _refuse(self, incoming: Incoming, text: str) -> None:
-        """What came of a rank's word was a bug: it hears so, and so does who looks at its job."""
+        """A rank's message led to a bug: the rank and the status of its job report it."""
         self._status_service.own.append(text)
         refusal = Refused(reply_to=incoming.request.seq, code="bug", message=text, hint="the daemon's log has more")
         self._gateway.answer(incoming.identity, refusal)
@@ -412,7 +412,7 @@ class Daemon:
             self._stores.retire(action.job.store)
 
     def _tell(self, now: float) -> None:
-        """What has become of all that: to who asked, to the log, to systemd."""
+        """What has become of all that: to the ranks that asked, to the log, to systemd."""
         self._status_service.tick(time.monotonic())
         for entry in self._event_log.news(self._catalogue.jobs, now):
             log.log(*entry)

@@ -15,7 +15,7 @@ from ckptd.store.workers import Stores
 
 
 class Publishing:
-    """note_all: told what could not be published."""
+    """note_all: receives what could not be published."""
 
     def __init__(
         self, publications: Publications, stores: Stores, note_all: Callable[[JobKey, list[str]], None]
@@ -48,7 +48,7 @@ class Publishing:
             self._ask(job, self.intents(job, save), own_part=save, then=lambda _: done())
 
     def finish_left(self, job: JobKey) -> None:
-        """Asks for all that is still to be done, and to hear of what nobody here can do."""
+        """Asks for all that is still to be done, and for what no process here can do."""
         self._ask(job, self._publications.due(job))
 
     def asked(self, job: JobKey, request: AskPublish, answer: Callable[[Reply], None]) -> None:

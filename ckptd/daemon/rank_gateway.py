@@ -69,8 +69,8 @@ class RankGateway:
         self._liveness = liveness
         self._connections: dict[bytes, RankConnection] = {}
         self._identities: dict[RankConnection, bytes] = {}
-        self._let_in: set[RankConnection] = set()  # one that is replaced later still hears what becomes of its saves
-        self.warnings: list[str] = []  # told to each rank that attaches
+        self._let_in: set[RankConnection] = set()  # one that is replaced later still receives what becomes of its saves
+        self.warnings: list[str] = []  # sent to each rank that attaches
 
     def events_of(self, incoming: Incoming) -> list[ev.Event]:
         """What the letter means, nothing when it was refused. AskStatus and AskSteps (of a rank) are not for it."""

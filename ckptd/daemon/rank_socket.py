@@ -12,7 +12,7 @@ from ckptd.shared.protocol.messages import MAX_MESSAGE_NBYTES, Refused, Reply, R
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request and who sent it; identity is ZeroMQ's, good for this connection only."""
+    """A request and its sender; identity is ZeroMQ's, good for this connection only."""
 
     identity: bytes
     request: Request

@@ -58,7 +58,7 @@ def _shown(found: list[CheckpointStatus]) -> list[CheckpointStatus]:
 
 
 def _protection(job: Job) -> ProtectionView:
-    """What the coordinator's half knows of all nodes; elsewhere, who they are and which of them answer this one."""
+    """What the coordinator's half knows of all nodes; elsewhere, their names and which of them answer this one."""
     view = job.coordinator.view()
     if view is not None:
         return view

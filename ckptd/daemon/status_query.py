@@ -1,4 +1,4 @@
-"""One query to the daemons of all nodes of some jobs, for a status: who was asked, who answered, what that makes.
+"""One query to the daemons of all nodes of some jobs, for a status: the asked nodes, their answers, the result.
 
 Pure: what is asked and when it is over is decided here, ``ckptd/daemon/status_service.py`` sends and listens.
 """
@@ -14,12 +14,12 @@ from ckptd.shared.base.wording import cut
 from ckptd.shared.protocol.status import JobStatus, NodeReport, NodeStatus
 
 PATIENCE_S = 0.7  # with nodes that do not answer
-_CROWD_S = 0.5  # that still answers is heard out: so long after the last one
+_CROWD_S = 0.5  # of nodes that still answer: so long after the last answer
 _MOST_S = 3.0
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a daemon tells another one. job: the whole picture of it, from the node that coordinates it."""
+    """What a daemon sends to another one. job: the whole picture of it, from the node that coordinates it."""
 
     report: NodeReport
     job: JobStatus | None = None
@@ -89,7 +89,7 @@ def joined(own: JobStatus, here: str, report: NodeReport, query: StatusQuery) ->
 
 
 def _with_ranks(node: NodeStatus, base: JobStatus) -> NodeStatus:
-    """Bytes that the node itself says it has written are newer than those that its coordinator heard of."""
+    """Bytes that the node itself says it has written are newer than those that its coordinator has received."""
     if node.report is None or base.drain is None:
         return node
     done = sum(rank.drain_nbytes_done for rank in node.report.ranks)

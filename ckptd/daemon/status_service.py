@@ -1,4 +1,4 @@
-"""Answers who asks for the status: ranks' nodes, the command line, and the daemons of other nodes."""
+"""Answers questions for the status: of the command line, and of the daemons of other nodes."""
 
 import os
 import secrets
@@ -26,7 +26,7 @@ from ckptd.store.workers import Stores
 
 MAX_ERRORS = 20
 _MAX_OWN = 10  # of them, with room for what strangers cause
-_MAX_SURVEYS = 64  # at once; who asks beyond that hears of this node alone
+_MAX_SURVEYS = 64  # at once; a question beyond that is answered for this node alone
 _SAID_S = 0.5  # how old an answer to another daemon may be
 _MAX_CHARS = 4096  # of an error that travels
 
@@ -81,7 +81,7 @@ class StatusService:
         self._steps.asked(incoming, job, time.monotonic())
 
     def asked(self, incoming: Incoming) -> None:
-        """AskStatus: answered now, or once the other nodes were heard."""
+        """AskStatus: answered now, or once the other nodes have answered."""
         request = incoming.request
         if not (isinstance(request, AskStatus) and request.nodes) or len(self._waiting) >= _MAX_SURVEYS:
             self._answer(incoming.identity, StatusReply(reply_to=request.seq, status=self.status()))
@@ -126,7 +126,7 @@ class StatusService:
         waiting.query.told(waiting.jobs[told.id], node, answer, time.monotonic())
 
     def _answer_about(self, key: JobKey, job: Job) -> bytes:
-        """Encoded, the same for all who ask at once: to say what it knows of 1,000 nodes takes a coordinator 40 ms."""
+        """Encoded, the same for all that ask at once: to encode 1,000 nodes takes a coordinator 40 ms."""
         now = time.monotonic()
         self._said = {job: said for job, said in self._said.items() if now < said[0] + _SAID_S}
         if key not in self._said:
@@ -156,10 +156,10 @@ class StatusService:
             problems=[problem[:_MAX_CHARS] for problem in problems[:MAX_PROBLEMS]],
         )
 
-    # --- what is so
+    # --- the answer
 
     def tick(self, now: float) -> None:
-        """Answers whose query is over, and who asked for steps that are known by now."""
+        """Answers the questions whose query is over, and those for steps that are known by now."""
         self._steps.tick(now)
         for waiting in [one for one in self._waiting if one.query.over(now)]:
             self._waiting.remove(waiting)

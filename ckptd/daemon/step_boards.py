@@ -1,7 +1,7 @@
 """The daemon's side of the step boards of its ranks: files, read and written, never mapped.
 
 For what is in them see ckptd.shared.format.step_board.
-A file that its rank has mapped can be cut short by anybody of this user; who only reads and writes it is not hurt.
+A file that its rank has mapped can be cut short by anybody of this user; one that only reads and writes it is not hurt.
 """
 
 import contextlib

@@ -17,7 +17,7 @@ from ckptd.shared.protocol.messages import Refused, Reply, Steps
 from ckptd.shared.protocol.status import CheckpointStatus
 
 PATIENCE_S = 10.0  # of a rank; a daemon restarts within it
-_PEER_PATIENCE_S = 8.0  # of another daemon: it shall hear why before its rank has waited enough
+_PEER_PATIENCE_S = 8.0  # of another daemon: it must receive the reason before its rank has waited enough
 _DOUBT_S = 3.0  # a coordinator that has just begun waits so long for store and nodes, before it says what it knows
 _AGAIN_S = 1.0  # a question may be lost with a link
 _MAX_QUESTIONS = 1 << 16  # of other daemons, at once; they ask again
@@ -51,7 +51,7 @@ class StepsService:
         self._catalogue = catalogue
         self._plane = plane
         self._answer = answer
-        self._open: dict[tuple[str, int], _Question] = {}  # by who asks ("": a rank here) and the id of the question
+        self._open: dict[tuple[str, int], _Question] = {}  # by the asking node ("": a rank here) and the question's id
 
     def asked(self, incoming: Incoming, job: JobKey, now: float) -> None:
         """AskSteps of a rank of the job."""
@@ -98,7 +98,7 @@ class StepsService:
     # --- what can be answered
 
     def tick(self, now: float) -> None:
-        """Answers who can be answered, and asks other daemons for those who cannot."""
+        """Answers the questions that can be answered, and asks other daemons for the rest."""
         known: dict[JobKey, _Known] = {}  # at this moment: to list it takes a coordinator of 1,000 nodes milliseconds
         for place, question in list(self._open.items()):
             job = self._catalogue.jobs.get(question.job)

@@ -29,7 +29,7 @@ class Stopping:
         self.asked = 0  # how often: a second signal ends it at once
         self.until: float | None = None  # at the latest, once it has begun
         self.waiters: list[Incoming] = []  # requests to answer when it ends
-        self._signalled = False  # by somebody who ends the ranks as well, not by ckptd stop
+        self._signalled = False  # by a process that ends the ranks as well, not by ckptd stop
         self._homeless = False  # the arena was removed: nothing lies there that could be drained
         self._last_drains: dict[JobKey, LastDrain] = {}
 

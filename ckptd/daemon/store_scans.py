@@ -1,4 +1,4 @@
-"""Looks at stores: what lies there, delivered as an event, and told to whoever waits for it."""
+"""Looks at stores: what lies there, delivered as an event, and to each caller that waits for it."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ class StoreLooks:
         self._timeout_s = timeout_s
 
     def look(self, action: act.ScanStore, then: Callable[[ev.StoreScanned], None]) -> None:
-        """As scan, for somebody who waits: then is called once it was delivered, within seconds."""
+        """As scan, for a caller that waits: then is called once it was delivered, within seconds."""
         self.scan(action, then, min(_SOON_S, self._timeout_s))
 
     def scan(

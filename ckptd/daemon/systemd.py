@@ -1,4 +1,4 @@
-"""What systemd wants to hear, by datagram: READY, STATUS, STOPPING, WATCHDOG. Does nothing outside a Type=notify unit.
+"""Reports to systemd, by datagram: READY, STATUS, STOPPING, WATCHDOG. Does nothing outside a Type=notify unit.
 
 A manager that does not listen must not end the daemon, so failures are returned, never raised.
 """

@@ -63,7 +63,7 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     doing: str = ""  # the call it was in when it last reported
     finished: bool = False
-    error: str = ""  # why it could not go on
+    error: str = ""  # why it could not continue
     missing: str = ""  # the topmost directory that is not there
     fs_type: str = ""
     free_nbytes: int | None = None

@@ -76,7 +76,7 @@ def examine_arena(arena_dir: str) -> list[Finding]:
 
 
 def examine_remove_ipc(arena_dir: str) -> Finding:
-    """Whether this user's logout wipes the arena. The daemon asks too, to warn who attaches."""
+    """Whether this user's logout wipes the arena. The daemon asks too, to warn ranks that attach."""
     user = probe.user_name()
     return rules.judge_remove_ipc(
         arena=os.path.realpath(arena_dir),

@@ -222,7 +222,7 @@ class Pull:
 
 
 def _append(ranges: list[wire.Range], frame: Frame, *, checked: bool) -> None:
-    """Asks for the frame too. What goes on where the last one ends is one range with it: fewer steps on both sides.
+    """Asks for the frame too. What continues where the last one ends is one range with it: fewer steps on both sides.
 
     Not what is checked: a digest is cheapest of bytes that are few enough to stay in the cache.
     """

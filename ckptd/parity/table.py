@@ -14,11 +14,11 @@ class Table:
         self._integrity = integrity
         self._nbytes = nbytes
         self._blocks = tuple(blocks(nbytes))
-        self._running: dict[int, tuple[int, Hasher]] = {}  # where each block that was begun goes on
+        self._running: dict[int, tuple[int, Hasher]] = {}  # where each block that was begun continues
         self._done: dict[int, bytes] = {}  # by number of the block
 
     def take(self, offset: int, part: memoryview) -> None:
-        """Bytes as they will stay. Those that do not go on where their block's last ended are left for later."""
+        """Bytes as they will stay. Those that do not continue where their block's last ended are left for later."""
         part = part[: max(0, self._nbytes - offset)]
         while len(part):
             index = offset // BLOCK_NBYTES

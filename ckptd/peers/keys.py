@@ -14,7 +14,7 @@ _MAKE: Final = "ckptd keygen"
 
 
 class KeyPair(msgspec.Struct, frozen=True):
-    """Both in Z85, as CURVE has them. Whoever has the secret can speak for the daemon."""
+    """Both in Z85, as CURVE has them. A process with the secret can speak for the daemon."""
 
     public: PublicKey
     secret: PublicKey

@@ -32,7 +32,7 @@ class Up:
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """Nothing was heard for the timeout, or too much waited. What was not acknowledged may be lost."""
+    """Nothing was received for the timeout, or too much waited. What was not acknowledged may be lost."""
 
     reason: str
 

@@ -73,7 +73,7 @@ class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
 
 
 class Bulk(msgspec.Struct, frozen=True, array_like=True, tag="bulk"):
-    """Where the sender serves bytes, and how the receiver proves there who it is. Good for this link only."""
+    """Where the sender serves bytes, and how the receiver proves its identity there. Good for this link only."""
 
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]  # 0: nowhere
     link_id: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]

@@ -1,4 +1,4 @@
-"""The daemons of other nodes: one socket to hear them, one to each of them, a link with each."""
+"""The daemons of other nodes: one socket to receive from all, one to each of them, a link with each."""
 
 import logging
 import secrets
@@ -219,7 +219,7 @@ class PeerPlane:
         return [self._router, self._zap.pollable]
 
     def receive(self) -> list[ev.Event]:
-        """What waits, at most so much that the loop goes on."""
+        """What waits, at most so much that the loop continues."""
         now = self._clock()
         self._zap.serve(self._keys.__contains__, now)
         touched: dict[int, Remote] = {}
@@ -316,7 +316,7 @@ class PeerPlane:
         by = remote.link.next_deadline()
         self._turns.see_to(remote, min(by, remote.awaited_until) if remote.awaited else by)
 
-    # --- what the link tells
+    # --- what the link reports
 
     def _up(self, remote: Remote, now: float, *, fresh: bool) -> None:
         remote.down_since, remote.left = None, False

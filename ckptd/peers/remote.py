@@ -90,7 +90,7 @@ class Remote:
         made.curve_serverkey = self.peer.key.encode()
         made.curve_publickey = self._keys.public.encode()
         made.curve_secretkey = self._keys.secret.encode()
-        with contextlib.suppress(zmq.ZMQError):  # an endpoint that is none: down, and told so
+        with contextlib.suppress(zmq.ZMQError):  # an endpoint that is none: down, and reported
             made.connect(self.peer.endpoint)
 
     def move(self, endpoint: str) -> None:

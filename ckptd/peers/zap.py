@@ -23,7 +23,7 @@ class Authenticator:
     """Owns the socket. One per ZeroMQ context; to be made before anything that it guards is bound.
 
     A key that is not known is not refused but held, until ZeroMQ ends the handshake for its age: at the start of a job
-    one daemon hears of the other a moment before the other does, and a refusal would cost it seconds.
+    one daemon learns of the other a moment before the other does, and a refusal would cost it seconds.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
@@ -57,7 +57,7 @@ class Authenticator:
                     self._socket.send_multipart([asker, b"", b"1.0", request, b"400", b"CURVE only", b"", b""])
 
     def admit(self, key: str) -> None:
-        """The key is known now: who came under it and still waits is let in."""
+        """The key is known now: a daemon that came under it and still waits is let in."""
         for waiting, head in self._waiting:
             if waiting == key:
                 self._socket.send_multipart([*head, b"200", b"OK", key.encode(), b""])

@@ -1,4 +1,4 @@
-"""What a store answers: what lies there, who took which number, what a commit came to. Sent by the worker as it is."""
+"""What a store answers: what lies there, the takers of numbers, the result of a commit. Sent by the worker as it is."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from ckptd.shared.format.manifest import Committed
 
 
 class IncarnationRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of `.incarnations/i00000003`: who took the number. Written once, never changed."""
+    """Content of `.incarnations/i00000003`: the session that took the number. Written once, never changed."""
 
     incarnation: Incarnation
     run: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]

@@ -279,7 +279,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def discard(self, job: str, save: SaveId) -> None:
-        """The unfinished checkpoint removed, also under a late writer, who gets an OSError. Never a committed one."""
+        """The unfinished checkpoint removed, also under a late writer, which gets an OSError. Never a committed one."""
 
     def sweep(self, job: str, *, all_of_it: bool = True) -> list[str]:
         """Removes the leftovers of crashed processes. Returns the locations of those that stay.

@@ -62,7 +62,7 @@ class UseKey(msgspec.Struct, frozen=True, tag="use-key"):
 class TakeIncarnation(msgspec.Struct, frozen=True, kw_only=True, tag="take-incarnation"):
     """Opens the store and takes a number. Answered by Taken.
 
-    ``until``: of time.monotonic; later the daemon has gone on, and the number would be nobody's: it is given back.
+    ``until``: of time.monotonic; later the daemon no longer waits, and the number is given back.
     ``remembered`` and ``wanted`` as of store_identity.open_store.
     """
 

@@ -46,7 +46,7 @@ def take(job: JobRecords, by: Taker, at_least: int = 1, until: float = math.inf)
         number = not_behind(number, time.time())
         if number > MAX_INCARNATION:
             raise CkptdError(f"{where}: incarnation numbers are used up", hint="use another job name")
-        at_least = number + 1  # whoever has it, this one never comes back to it
+        at_least = number + 1  # whichever session has it, this one never comes back to it
         name, data = _record(number, by)
         if not job.put(name, data, new=True):
             continue

@@ -1,4 +1,4 @@
-"""The small files that a job has on a store beside its checkpoints: who took which number, what is pinned."""
+"""The small files that a job has on a store beside its checkpoints: which session took which number, what is pinned."""
 
 from typing import Protocol
 

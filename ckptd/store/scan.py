@@ -126,7 +126,7 @@ def _strange(job: StoredFiles, name: str) -> str:
 
 
 def _text(error: Exception) -> str:
-    if isinstance(error, IntegrityError) and error.hint:  # who has the key, or goes without, finds nothing wrong
+    if isinstance(error, IntegrityError) and error.hint:  # a reader with the key, or without any, finds nothing wrong
         return f"{error.message}: {error.hint}"
     return str(error)
 

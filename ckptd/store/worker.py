@@ -166,7 +166,7 @@ class Worker:
             with self._sending:
                 self._sock.sendall(frame)
         except OSError:
-            os._exit(0)  # the daemon is gone; nobody is left to tell
+            os._exit(0)  # the daemon is gone; no process is left to notify
 
 
 def _by_save(intents: list[Intent]) -> Intents:

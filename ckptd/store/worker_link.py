@@ -86,14 +86,14 @@ class StoreLink:
                 problem = "it was not wanted any more"
             else:
                 process = _popen(theirs.fileno(), niceness, self.store)
-        except Exception as error:  # noqa: BLE001 - whatever it is, who waits for answers must learn it
+        except Exception as error:  # noqa: BLE001 - whatever it is, callers that wait for answers must learn it
             problem = str(error) or repr(error)
         finally:
             with self._settling:
                 self._process, self._problem = process, problem
                 if process is not None and self._unwanted:
                     process.kill()
-            theirs.close()  # after that: who reads the end of the worker from the socket finds its cause here
+            theirs.close()  # after that: a reader that finds the end of the worker in the socket finds its cause here
 
     @property
     def pid(self) -> int:

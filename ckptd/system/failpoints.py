@@ -1,7 +1,7 @@
 """The one list of crash points. Each is a no-op unless armed by CKPTD_FAILPOINT.
 
 ``CKPTD_FAILPOINT=name`` ends the process that reaches the point with SIGKILL, as a power cut or the OOM killer would.
-``CKPTD_FAILPOINT=name@/path/marker`` does so once: the marker is created exclusively, so a second process goes on.
+``CKPTD_FAILPOINT=name@/path/marker`` does so once: the marker is created exclusively, so a second process continues.
 """
 
 import os

@@ -40,8 +40,8 @@ def is_temp(name: str, of: str = "") -> bool:
 class FileLayer:
     """The real disk. Primitives first; the methods below the line are made of them.
 
-    top: the directory that this user has named, a store say; all that is not below it is out of reach. None: whoever
-    calls has named each path whole, which is for readers, and for paths that no store has a word in.
+    top: the directory that this user has named, a store say; all that is not below it is out of reach. None: the caller
+    has named each path whole, which is for readers, and for paths that no store has a word in.
     integrity: how what is read and written through it is proved, for all that makes and checks digests.
     """
 

@@ -40,7 +40,7 @@ class Save(Protocol):
 
     @property
     def save_id(self) -> str:
-        """What tells it from others."""
+        """What distinguishes it from others."""
 
 
 class Cut(NamedTuple):

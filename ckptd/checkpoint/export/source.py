@@ -60,7 +60,7 @@ class Source(HasTensors, Protocol):
 
     @property
     def save_id(self) -> str:
-        """What tells it from others of the job."""
+        """What distinguishes it from others of the job."""
 
     @property
     def leaves(self) -> int:

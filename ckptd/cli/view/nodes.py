@@ -41,12 +41,12 @@ def in_order(job: JobStatus) -> list[NodeStatus]:
 
 
 def worst_first(job: JobStatus) -> list[NodeStatus]:
-    """Who needs somebody, then who holds up the drain. Tenths of a share, so that rows do not dance while one looks."""
+    """Nodes that need help, then those that delay the drain. In tenths, so that rows keep their places for a while."""
     return sorted(in_order(job), key=lambda node: (_severity(node, job), int(10 * _share(node))))
 
 
 def troubles(job: JobStatus) -> Iterator[tuple[list[str], str]]:
-    """What nodes say is wrong with them: who, and what. The same trouble of many is one."""
+    """The problems that nodes report: the nodes, and the problem. The same problem of many is one."""
     said: dict[str, list[str]] = {}
     for node in in_order(job):
         for problem in node.report.problems if node.report is not None else []:

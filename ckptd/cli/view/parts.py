@@ -165,7 +165,7 @@ def _columns_of(cell: Cell) -> int:
 
 
 class Facts:
-    """Labels on the left, what is so on the right."""
+    """Labels on the left, values on the right."""
 
     def __init__(self) -> None:
         self.grid = Table.grid(padding=(0, 2, 0, 0))

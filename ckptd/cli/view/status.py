@@ -32,7 +32,7 @@ _MAX_RANK_BARS = 8
 _MAX_PROBLEMS = 4  # of a kind, where nobody asked for more
 _MAX_PROBLEMS_NODES = 12
 _BAD_ENDS = frozenset({End.FAILED.value, End.ABANDONED.value, End.SKIPPED.value})
-_LOST_ENDS = _BAD_ENDS | {End.SUPERSEDED.value}  # who sees one wants to know how many there are
+_LOST_ENDS = _BAD_ENDS | {End.SUPERSEDED.value}  # where there is one, their number matters
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,7 @@ def _rank_rows(ranks: list[RankStatus], page: _Page) -> Iterator[Text]:
 
 
 def _late_rows(ranks: list[RankStatus]) -> Iterator[Text]:
-    """What verifies copies that run while training goes on, one row for all ranks with the same."""
+    """What verifies copies that run while training continues, one row for all ranks with the same."""
     alike: dict[str, list[int]] = {}
     for rank in ranks:
         if rank.alive and rank.late:

@@ -1,4 +1,4 @@
-"""One job as rank 0's daemon sees it: who the job is, how far each save has come, what a load restores. Pure."""
+"""One job as rank 0's daemon sees it: its session, how far each save has come, what a load restores. Pure."""
 
 from collections.abc import Callable
 from typing import Any
@@ -152,7 +152,7 @@ class Coordinator:
         self._asked_scan = True
         agreed = self.restores.agreed
         if event.request and agreed is not None and 0 < event.incarnation < agreed.incarnation:
-            self._missed.ranks.add(event.rank)  # its daemon ended before it heard the end of that load
+            self._missed.ranks.add(event.rank)  # its daemon ended before it received the end of that load
         loaded = agreed.incarnation if agreed is not None else 0
         actions = self.sessions.attach(node, event, now, loaded)
         self.runs.attached(event, actions)
@@ -211,7 +211,7 @@ class Coordinator:
         """What older incarnations left, and is of no use, is given back once no silent node may hold the rest of it.
 
         A node outside of the session that is silent for long is taken for lost when the job can do without what it may
-        have, because something newer is staged or the job is closed, or when it cannot go on with it.
+        have, because something newer is staged or the job is closed, or when it cannot continue with it.
         """
         if not self.inventory.complete:
             return []
@@ -266,7 +266,7 @@ class Coordinator:
             self.sessions.retire(incarnation)
             self._session = ""
             self.inventory.forget()
-            reachable = self.saves.reachable  # links stay as they are, and nobody will tell again
+            reachable = self.saves.reachable  # links stay as they are, and no event will repeat them
             self._know_nothing()
             self.saves.reachable = reachable
             self._asked_scan = False
@@ -395,7 +395,7 @@ class Coordinator:
         return [self._scan()] if self.saves.ready and self.saves.fence.must_claim() else []
 
     def _load(self, actions: list[Action]) -> list[Action]:
-        """After each word of a load: one that succeeded begins an incarnation; retention may go on when it is over."""
+        """After each message of a load: one that succeeded begins an incarnation; retention resumes after it."""
         for order in [a.message for a in actions if isinstance(a, ToNode)]:
             if isinstance(order, ev.LoadOrdered) and (order.agreed or order.save is None):
                 self.sessions.heard_number(order.incarnation, order.run, self.sessions.session)

@@ -1,4 +1,4 @@
-"""The one drain that may run in a job: which save it takes, who writes what, its commit, when it is tried again. Pure.
+"""The one drain that may run in a job: its save, which node writes what, its commit, its repetition. Pure.
 
 ::
 
@@ -115,7 +115,7 @@ class Drains(SaveRecords):
         return self._order(order, node)
 
     def peer_up(self, node: str, now: float) -> list[Action]:
-        """A node that drains may not have heard of it, and one that drains failed for is back."""
+        """A node that drains may not have received it, and one that drains failed for is back."""
         self.reachable.add(node)
         if record := self._waits_for(node):
             return [self._order_drain(record, node)]

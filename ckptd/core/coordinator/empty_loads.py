@@ -88,7 +88,7 @@ class _Elsewhere(NamedTuple):
 def _elsewhere(job: JobKey, scan: ev.StoreScanned) -> list[_Elsewhere]:
     """In the store that the job had before; only where that is the same, under another name.
 
-    Jobs of another store are not this user's misspelt one: who goes on from one of them loads another model.
+    Jobs of another store are not this user's misspelt one: a user who continues from one of them loads another model.
     """
     if scan.former:
         ids = f"id {scan.former[0]}" if len(scan.former) == 1 else f"ids {', '.join(scan.former)}"

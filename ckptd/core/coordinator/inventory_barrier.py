@@ -1,7 +1,7 @@
 """Which nodes of a job have said what they have, and how long the others are waited for. Pure.
 
-Loads wait a little for the nodes of the session. What a node might still complete is given up when nobody is silent who
-may have a part of it. From its birth a coordinator is in doubt: it has heard nothing yet. Time alone ends no doubt. It
+Loads wait a little for the nodes of the session. What a node might still complete is given up when no silent node may
+have a part of it. From its birth a coordinator is in doubt: it has received nothing yet. Time alone ends no doubt. It
 makes one that is about nodes outside of the session ``overdue``: then it ends as soon as the job has need of that.
 """
 
@@ -15,7 +15,7 @@ class InventoryBarrier:
 
     def __init__(self, policy: Policy) -> None:
         self._patience_s = policy.stage_timeout_s
-        self._current: dict[str, tuple[str, set[str]]] = {}  # who spoke since its link came up: session, former nodes
+        self._current: dict[str, tuple[str, set[str]]] = {}  # by node, once its link is up: session, former nodes
         self._spoke: set[str] = set()  # nodes that have spoken in this call
         self._awaited: set[str] = set()  # nodes that loads wait for
         self._awaited_until = 0.0
@@ -34,14 +34,14 @@ class InventoryBarrier:
     def begin(self, nodes: set[str], inside: Iterable[str], session: str, now: float, *, repeat: bool = False) -> None:
         """A session was opened. Who has spoken since its link came up need not say it again.
 
-        But only who was in this session then, before this daemon restarted, has named all nodes that it ran on before.
+        But only a node of this session from before this daemon restarted has named all nodes that it ran on before.
         nodes: all that have, or may have, something. inside: where the session runs. repeat: all of them send it again,
         and loads wait for those that can.
         """
         doubted: set[str] = set()
         self._awaited = nodes - self._current.keys() if not repeat else nodes & (self._current.keys() | self._awaited)
         if repeat:
-            doubted, self._current = self._silent, {}  # who does not answer now may still have something
+            doubted, self._current = self._silent, {}  # a node that does not answer now may still have something
         said = {node: former for node, (of, former) in self._current.items() if of == session}
         self._spoke = self._spoke - nodes if repeat else set(said)
         self._silent = (doubted | nodes.union(*said.values())) - self._spoke

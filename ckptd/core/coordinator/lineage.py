@@ -119,7 +119,7 @@ class Lineage:
         return run == save.run or (run is None and not self.is_disputed(save))
 
     def is_disputed(self, save: SaveId) -> bool:
-        """Whether its number was had by several runs, or in another count, and nothing tells which is the job's."""
+        """Whether its number was had by several runs, or in another count, and no record shows which is the job's."""
         if self.run_of(save.incarnation) is not None:
             return False
         return self.is_of_another_count(save.incarnation) or bool(set(self.rivals(save.incarnation)) - {save.run})
@@ -132,7 +132,7 @@ class Lineage:
 
     @property
     def disputed(self) -> frozenset[Run]:
-        """Strangers of which nothing tells that they are not the job's."""
+        """Strangers of which no record shows that they are not the job's."""
         return frozenset((number, run) for number, run in self.strangers if self.run_of(number) is None)
 
     @property

@@ -1,4 +1,4 @@
-"""One load as its coordinator knows it: who has called, what was ordered, what is damaged, who has read. Pure."""
+"""One load as its coordinator knows it: its callers, what was ordered, what is damaged, its readers. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Round:
     ordered: float = 0.0  # when the ranks were sent to read the choice
     reported: set[int] = field(default_factory=set)
     failed: bool = False
-    given_up: set[SaveId] = field(default_factory=set)  # drains that were waited for in vain
+    given_up: set[SaveId] = field(default_factory=set)  # drains that the load waited for and that failed
     notes: list[str] = field(default_factory=list)
     damaged: set[tuple[SaveId, Tier, int]] = field(default_factory=set)
     reshaped: set[SaveId] = field(default_factory=set)  # some rank needs other ranks' images of it

@@ -1,4 +1,4 @@
-"""A load that some ranks of a job call and others do not: who hears of it, and when. Pure.
+"""A load that some ranks of a job call and others do not: which ranks are notified, and when. Pure.
 
 Ranks of a normal job differ by seconds, so nothing is said for 5 s; then once, to the lowest rank that waits.
 """

@@ -13,7 +13,7 @@ class MissedLoads:
         self._node = node
         self._incarnations: dict[str, int] = {}  # the largest that each node knows of
         self.ranks: set[int] = set()  # that came back from before the load that was agreed
-        self.told: set[str] = set()  # nodes that missed the end of a load and heard it since
+        self.told: set[str] = set()  # nodes that missed the end of a load and received it since
         self.asked_here = False  # a rank has asked for a load since this daemon started
 
     def new_session(self) -> None:

@@ -1,4 +1,4 @@
-"""What the user of a job can change and should know: each told once a session, to rank 0 and in the status. Pure."""
+"""What the user of a job can change and should know: each reported once a session, to rank 0 and the status. Pure."""
 
 import math
 
@@ -40,7 +40,7 @@ class Notices:
         """A commit ended: whether what it made can be read by whom it was meant for."""
         if not event.problem and (self._safe is None or event.save > self._safe):
             self._safe = event.save
-            self._said = {what for what in self._said if not what.startswith(_FAILS)}  # the next failure is news
+            self._said = {what for what in self._said if not what.startswith(_FAILS)}  # the next failure is reported
         if not event.left_out:
             return []
         ways_out = _WAYS_OUT.format(path=f"{self._job.store}/{self._job.job}")

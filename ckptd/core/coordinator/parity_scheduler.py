@@ -103,7 +103,7 @@ class ParityScheduler:
             return []
         given_up = self._give_up_active()
         self.active, self._active_since = newest.save, now
-        self._retry_at = now + self._policy.encode_patience_s  # who has said nothing by then is asked again
+        self._retry_at = now + self._policy.encode_patience_s  # a node that has said nothing by then is asked again
         return [*given_up, *self._order(newest.save, None)]
 
     def _give_up_active(self) -> list[Action]:
@@ -167,7 +167,7 @@ class ParityScheduler:
         self.done, self.problems = set(), {}
 
     def peer_up(self, node: str) -> list[Action]:
-        """It may not have heard what is to be encoded, or protected."""
+        """It may not have received what is to be encoded, or protected."""
         if node not in self._sets:
             return []
         actions = self._order(self.active, node) if self.active is not None else []

@@ -79,7 +79,7 @@ class Restores:
         return self._round is not None and self._round.incarnation is None
 
     def asked(self, node: str, event: ev.LoadAsked, take: TakeIncarnation, now: float) -> list[Action]:
-        """A rank wants to restore. take: asks for the number with which the job goes on.
+        """A rank wants to restore. take: asks for the number with which the job continues.
 
         The store is scanned only once the number's record is there: a commit that the scan misses finds the record.
         """
@@ -112,7 +112,7 @@ class Restores:
         return self._choose_when_ready(now)
 
     def incarnation_taken(self, number: int, run: RunId, scan: ScanStore) -> list[Action]:
-        """The number, and the run, that the restored job goes on with. scan: asks what lies on the store now."""
+        """The number, and the run, that the restored job continues with. scan: asks what lies on the store now."""
         if self._round is None:
             return []
         self._round.incarnation, self._round.drawn = number, run
@@ -196,7 +196,7 @@ class Restores:
         return self._nothing(r, candidates, reasons)
 
     def _disputed(self, r: Round) -> SaveId | None:
-        """The newest of which nothing tells whether it is this job's. None when the user says which run is meant."""
+        """The newest of which no record shows whether it is this job's. None when the user says which run is meant."""
         if r.run is not None:
             return None
         on_store = [s for s in self._saves.on_store if self._lineage.is_disputed(s) and r.step in (None, s.step)]
@@ -301,7 +301,7 @@ class Restores:
         return self._choose_when_ready(now)
 
     def peer_up(self, node: str) -> list[Action]:
-        """It may not have heard what was ordered."""
+        """It may not have received what was ordered."""
         if self._round is None:
             return []
         return [order for (_, at), order in self._round.fetches.items() if at == node]

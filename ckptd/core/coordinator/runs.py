@@ -1,4 +1,4 @@
-"""The runs of a job at its coordinator: those of the job, those set apart, and the nodes that know. Pure.
+"""The runs of a job at its coordinator: those of the job, those isolated, and the nodes that know. Pure.
 
 All that nodes and the store tell of saves comes through here first. Only saves of the job's own line of runs reach the
 tables of saves, parity and restores: nothing there has to ask which run something is of.
@@ -22,9 +22,9 @@ class Runs:
         self._node = node
         self.lineage = Lineage()
         self.strangers = Strangers(self.lineage)
-        self._told: dict[str, tuple[frozenset[Run], frozenset[Run]]] = {}  # by node: runs set apart, those in dispute
+        self._told: dict[str, tuple[frozenset[Run], frozenset[Run]]] = {}  # by node: runs isolated, those in dispute
         self._foreign: frozenset[Run] = frozenset()  # as of the last sort
-        self._back = False  # something set apart turned out to be the job's: its nodes are to say what they have
+        self._back = False  # something isolated turned out to be the job's: its nodes are to report what they have
 
     def sift(self, node: str, has: ev.NodeHas) -> tuple[tuple[ev.HeldSegment, ...], tuple[ev.HeldChunk, ...]]:
         """The segments and parity chunks at a node that are the job's."""
@@ -47,7 +47,7 @@ class Runs:
         return self.lineage.released(node, gone.save, gone.rank)
 
     def attached(self, event: ev.RankAttached, answers: Iterable[Action]) -> None:
-        """A rank that came with a number tells its run, if it was let in."""
+        """A rank that came with a number brings its run, if it was let in."""
         welcome = any(isinstance(a, ToNode) and isinstance(a.message, ev.SessionOpened) for a in answers)
         if event.incarnation and welcome:
             self.lineage.begins(event.incarnation, event.run)
@@ -69,11 +69,11 @@ class Runs:
         self._told.pop(node, None)
 
     def tell_anew(self) -> None:
-        """Every node is to hear which runs it sets apart, and to say what it has."""
+        """Every node is to receive the runs that it isolates, and to report what it has."""
         self._told.clear()
 
     def sort(self, saves: Saves, nodes: Iterable[str]) -> list[Action]:
-        """Takes what is known to be another run's out of the job's saves, and has the nodes set it apart."""
+        """Takes what is known to be another run's out of the job's saves, and has the nodes isolate it."""
         for save in [save for save in saves.records if not self.lineage.is_ours(save)]:
             for rank, holders in saves.give_away(save).items():
                 for node in holders:
@@ -91,7 +91,7 @@ class Runs:
         return [ToNode(job=self._job, node=node, message=order) for node in telling]
 
     def took_back(self) -> bool:
-        """Whether something set apart has turned out to be the job's since this was asked last."""
+        """Whether something isolated has turned out to be the job's since this was asked last."""
         back, self._back = self._back, False
         return back
 

@@ -17,7 +17,7 @@ class SaveRecords:
 
     def __init__(self) -> None:
         self.records: dict[SaveId, Record] = {}
-        self._past: Counter[End] = Counter()  # of records that were let go
+        self._past: Counter[End] = Counter()  # of records that were dropped
         self.on_store: dict[SaveId, ev.OnStore] = {}
         self.active: SaveId | None = None  # being drained or committed
 
@@ -84,7 +84,7 @@ class SaveRecords:
         return self.on_store[save].world_size if save in self.on_store else self.records[save].world_size
 
     def notes_of(self, save: SaveId) -> tuple[str, ...]:
-        """What whoever loads the save should know of it."""
+        """What a user who loads the save should know of it."""
         found = self.on_store[save].compared if save in self.on_store else ""
         text = doubt(self.records[save].compared if save in self.records and not found else found)
         return (f"step {save.step}: {text}",) if text else ()

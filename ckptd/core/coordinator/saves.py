@@ -60,7 +60,7 @@ class Saves(Drains):
             was = record.phase
             record.attestations[segment.rank] = segment.attestations
             actions += self._delivered(node, record, segment.rank, segment.nbytes, now, again=True)
-            if was is not Phase.STAGING and node != self._node:  # its half beside this one has heard it
+            if was is not Phase.STAGING and node != self._node:  # its half beside this one has received it
                 actions.append(self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save), node))
         actions += self._heard_of_drainer(node, now)
         told = {s.save for s in segments} if node != self._node else set()
@@ -70,7 +70,7 @@ class Saves(Drains):
     def fetched(
         self, node: str, save: SaveId, rank: int, now: float, attestations: tuple[Attestation, ...] = ()
     ) -> list[Action]:
-        """The segment of the rank lies at this node too, from elsewhere; it may never have heard that it was staged."""
+        """The segment of the rank lies at this node too, from elsewhere; it may not have learned that it was staged."""
         record = self.records.get(save)
         if record is None:
             return []
@@ -175,7 +175,7 @@ class Saves(Drains):
         return [a for r in ours for a in self._finish(r, End.FAILED, f"{reason}; connect or load again")]
 
     def released(self, node: str, event: ev.SegmentReleased) -> list[Action]:
-        """A node's arena no longer has the segment; a save that still waited for its drain waits in vain."""
+        """A node's arena no longer has the segment; a save that still waited for its drain is superseded."""
         record = self.records.get(event.save)
         if record is None or node not in record.held.get(event.rank, set()):
             return []
@@ -240,7 +240,7 @@ class Saves(Drains):
             record.held.clear()
 
     def revive(self, save: SaveId, now: float) -> list[Action]:
-        """All of it lies in memory again, and the job goes on from it: if it was to be durable, it still is."""
+        """All of it lies in memory again, and the job continues from it: if it was to be durable, it still is."""
         record = self.records.get(save)
         if record is None or not record.staged or record.phase is not Phase.STAGED or save in self.on_store:
             return []

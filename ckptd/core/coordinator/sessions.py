@@ -39,7 +39,7 @@ class Sessions:
         self.members: dict[int, str] = {}
         self.topology: Topology | None = None
         self.epoch = 0  # the incarnation in which this topology began
-        self._epochs: dict[str, int] = {}  # by session, as its nodes have told
+        self._epochs: dict[str, int] = {}  # by session, as its nodes have reported
         self.visitors: set[str] = set()  # nodes outside of it that may hold something of the job
         self.processes = Processes()
         self.departed: dict[int, Departure] = {}  # members that left or died; nothing more comes from them
@@ -92,7 +92,7 @@ class Sessions:
         return [MeetPeers(job=self._job, peers=event.outside)]
 
     def former_node_reported(self, node: str, event: ev.FormerNodeReported, now: float) -> list[Action]:
-        """A node that the session leaves has said who lives there."""
+        """A node that the session leaves has reported the ranks that live there."""
         self._known = max(self._known, event.incarnation)
         self.remember(event)
         self.processes.confirm(node)
@@ -104,7 +104,7 @@ class Sessions:
         return self._open_waiting(now)
 
     def lives(self, node: str, live: Iterable[tuple[int, str]]) -> list[int]:
-        """Members of this session that are not among those who live at their node."""
+        """Members of this session that are not among those that live at their node."""
         self.processes.confirm(node)
         here = set(live)
         return [rank for rank, home in self.members.items() if home == node and (rank, self.session) not in here]
@@ -295,7 +295,7 @@ class Sessions:
         return {name: late_at(waits.since, running=bool(self.processes.others(name))) for name, waits in waiting}
 
     def _notify(self, now: float) -> list[Action]:
-        """Tells sessions that wait for whom, once: before they are refused, so that somebody can act."""
+        """Sends waiting sessions the ranks that they wait for, once, before they are refused: a user can act."""
         actions: list[Action] = []
         if self._taking:
             return []
@@ -341,11 +341,11 @@ class Sessions:
         return max(self.incarnation, self.floor, self._known) + 1
 
     def is_outdated(self, event: ev.IncarnationTaken) -> bool:
-        """Whether the store gave a number that is not above one of which some node has told since it was asked."""
+        """Whether the store gave a number that is not above one that some node has reported since it was asked."""
         return not event.problem and event.number <= max(self.incarnation, self._known)
 
     def number_of(self, event: ev.IncarnationTaken) -> int:
-        """The number to go on with: the store's, or the clock's where the store is silent."""
+        """The number to continue with: the store's, or the clock's where the store is silent."""
         return max(event.number, self.next_number if event.problem else self.incarnation + 1)
 
     @property
@@ -392,7 +392,7 @@ class Sessions:
     def next_deadline(self) -> float | None:
         """When somebody has waited long enough."""
         if self._taking:
-            return None  # who gets the number is settled first
+            return None  # which session gets the number is settled first
         times = [w.since + self._policy.connect_timeout_s for w in self._waiting.values()]
         times += self._unnotified().values()
         times += [
@@ -403,7 +403,7 @@ class Sessions:
         return min(times, default=None)
 
     def tick(self, now: float) -> list[Action]:
-        """Refuses who has waited too long; opens to who need not wait any more."""
+        """Refuses sessions that have waited too long; admits those that need not wait any more."""
         if self._taking:
             return []
         for waiting in self._waiting.values():

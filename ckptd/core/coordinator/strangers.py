@@ -1,4 +1,4 @@
-"""Segments in arenas that are not the job's, or of which nobody can tell: kept apart from its saves. Pure."""
+"""Segments in arenas that are not the job's, or of which it is not known: kept separate from its saves. Pure."""
 
 from collections import defaultdict
 from collections.abc import Container, Iterable
@@ -11,7 +11,7 @@ _MOST = 4  # runs named in one note
 
 
 class Strangers:
-    """By node, as the nodes have told. What is not here is the job's."""
+    """By node, as the nodes have reported. What is not here is the job's."""
 
     def __init__(self, lineage: Lineage) -> None:
         self.lineage = lineage
@@ -41,14 +41,14 @@ class Strangers:
             self.heard(node, ())
 
     def disputed(self, step: int | None) -> list[SaveId]:
-        """Saves, of this step if one is named, of which nothing tells whether they are the job's."""
+        """Saves, of this step if one is named, of which no record shows whether they are the job's."""
         lie = [save for save, nodes in self._lie.items() if any(nodes.values())]
         found = [save for save in lie if step is None or save.step == step]
         return [save for save in found if self.lineage.is_disputed(save)]
 
     @property
     def notes(self) -> list[str]:
-        """One sentence for each run that left something here, for whoever loads."""
+        """One sentence for each run that left something here, for the user who loads."""
         runs: dict[Run, set[str]] = defaultdict(set)
         for save, nodes in self._lie.items():
             strange = not self.lineage.is_ours(save)

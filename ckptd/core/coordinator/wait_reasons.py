@@ -28,11 +28,11 @@ class Waiting:
     outside: set[str] = field(default_factory=set)  # nodes that the job used before and this session does not
     notified: bool = False  # it knows for whom it waits
     late: bool = False  # it was waited for them long enough
-    former_node_reported: set[str] = field(default_factory=set)  # those of them that have said who lives there
+    former_node_reported: set[str] = field(default_factory=set)  # those that have reported their living ranks
     store_id: str = ""  # the store that the ranks ask for; empty: none in particular
 
     def heard(self, now: float, patience_s: float) -> bool:
-        """Whether every node has said who lives there; those that the session does not use get little time."""
+        """Whether every node has reported its living ranks; those that the session does not use get little time."""
         if self.topology is not None and len(self.nodes) < len(self.topology.peers):
             return False
         return self.outside <= self.former_node_reported or now - self.since >= patience_s

@@ -13,7 +13,7 @@ from ckptd.shared.protocol.messages import End
 
 
 class DrainShare:
-    """``report`` makes the action that tells the coordinator."""
+    """``report`` makes the action that sends to the coordinator."""
 
     def __init__(self, job: JobKey, slots: SlotTable, report: Callable[[ev.Fact], Action], parity: ParityShare) -> None:
         self._job = job
@@ -23,17 +23,17 @@ class DrainShare:
         self.save: SaveId | None = None  # being drained
         self.store_id = ""  # of the store that it goes to
         self._void: tuple[str, ...] = ()  # sessions that take nothing over
-        self.voted: SaveId | None = None  # synced and voted for, its commit not heard of
+        self.voted: SaveId | None = None  # synced and voted for; its commit was not reported yet
         self._written = False  # the files are synced
         self._busy = False  # the store's worker reads the slots, or writes the vote
         self._flying: dict[SaveId, frozenset[str]] = {}  # what it writes, from which slots, also when nobody wants it
-        self._orphan = False  # whoever ordered it coordinates no more
+        self._orphan = False  # the node that ordered it coordinates no more
         self._mine: frozenset[int] = frozenset()  # ranks whose segments this node drains
         self.done: dict[int, int] = {}  # rank -> bytes of its images that are written
 
     @property
     def at_work(self) -> bool:
-        """Whether this node writes something to the store, or has voted for it and not heard of the commit."""
+        """Whether this node writes something to the store, or has voted for it and received no report of the commit."""
         return self._busy or self.voted is not None
 
     def ended(self, event: ev.SaveEnded | ev.CommitEnded | ev.CommitFinished) -> list[Action]:

@@ -10,7 +10,7 @@ from ckptd.shared.protocol.parity_types import ParityChunk
 
 
 class Fetching:
-    """What was ordered and has not ended. First its seal, or its chunk, is asked of who has it; then it is pulled."""
+    """What was ordered and has not ended. First the holder sends its seal, or its chunk; then it is pulled."""
 
     def __init__(self, job: JobKey, node: str, policy: Policy) -> None:
         self._job = job
@@ -27,7 +27,7 @@ class Fetching:
         return {save for save, _ in self._orders}
 
     def order(self, order: ev.FetchOrdered, own: ParityChunk | None) -> list[Action]:
-        """Begins, or goes on when it is ordered again. own: this node's chunk of that save and epoch, if it has one."""
+        """Begins, or continues when ordered again. own: this node's chunk of that save and epoch, if it has one."""
         key = (order.save, order.rank)
         if key in self._pulling:
             self._orders[key] = order

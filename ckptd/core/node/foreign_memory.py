@@ -27,7 +27,7 @@ class ForeignMemory:
         self._since: dict[Run, float] = {}  # by run: since when it is not the job's for sure
 
     def isolate(self, runs: frozenset[Run], disputed: frozenset[Run] = frozenset()) -> None:
-        """These runs, and no others, are not the job's. disputed: those of which nobody can tell, which stay."""
+        """These runs, and no others, are not the job's. disputed: those of which it is not known, which stay."""
         self._disputed = disputed
         self._slot_retention.foreign(runs)
         self._protection.foreign = runs

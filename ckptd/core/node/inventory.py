@@ -1,4 +1,4 @@
-"""What lies on a node, as it tells the coordinator and its peers. Pure."""
+"""What lies on a node, as it reports it to the coordinator and to its peers. Pure."""
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToNode

@@ -14,7 +14,7 @@ from ckptd.shared.protocol.read_groups import participants
 
 
 class LoadAnswers:
-    """``report`` makes the action that tells the coordinator."""
+    """``report`` makes the action that sends to the coordinator."""
 
     def __init__(self, job: JobKey, ranks: LocalRanks, slots: SlotTable, report: Callable[[ev.Fact], Action]) -> None:
         self._job = job
@@ -24,12 +24,12 @@ class LoadAnswers:
         self.save: SaveId | None = None  # being loaded, so its slots stay
 
     def unanswered(self) -> list[ev.LoadAsked]:
-        """What ranks wait for, to be asked again of a coordinator that may not have heard it."""
+        """What ranks wait for, to be asked again of a coordinator that may not have received it."""
         waiting = [r for r in self._ranks.admitted.values() if r.load_request is not None and r.load_order is None]
         return [replace(r.load_asked, request=0) for r in waiting if r.load_asked is not None]
 
     def unreadable(self, save: SaveId) -> list[Action]:
-        """Some slot of the save cannot be read: who waits for its digests finds out by trying."""
+        """Some slot of the save cannot be read: a rank that waits for its digests finds out by trying."""
         actions: list[Action] = []
         for local in self._ranks.admitted.values():
             order = local.load_order

@@ -1,4 +1,4 @@
-"""Who coordinates a job, on which nodes it runs, and which doors a session stands at: one node's view. Pure."""
+"""The coordinator of a job, its nodes, and where its sessions wait for admission: one node's view. Pure."""
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, KeepTopology, MeetPeers, ToNode
@@ -101,7 +101,7 @@ class Membership:
         return self.topology.nodes if self.topology is not None else (self._node,)
 
     def has(self) -> ev.NodeHas:
-        """What this node knows of who is where; what lies here is to be added."""
+        """What this node knows of which rank is where; what lies here is to be added."""
         return ev.NodeHas(
             job=self._job,
             incarnation=self._standing.incarnation,
@@ -148,7 +148,7 @@ class Membership:
         ]
 
     def _request_join(self, event: ev.RankAttached) -> list[Action]:
-        """Tells who may come to coordinate that the rank waits to join, and who lives here already."""
+        """Reports the rank that waits to join, and the living ranks here, to nodes that may come to coordinate."""
         candidate = _coordinator_of(event, self._node)
         self._informed.add(candidate)
         outside, known, store_id = self._outside(event), self._standing.incarnation, self._standing.store_id

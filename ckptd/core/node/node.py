@@ -268,7 +268,7 @@ class JobNode:
         return [*self.ranks.tell(event.rank, refusal), Note(job=self.job, text=refusal.message)]
 
     def _grant(self, to: ev.SlotsAsked | ev.SlotReady | ev.SegmentFetched | Slot | LocalRank) -> list[Action]:
-        """No seal of a save that nobody heard of may be in force while the rank overwrites its bytes."""
+        """No seal of a save that was never reported may be in force while the rank overwrites its bytes."""
         actions, rank = list[Action](), to.rank
         for slot in self.slots.grantable(rank):
             actions += self.slots.free(slot) if slot.unsure else []
@@ -288,7 +288,7 @@ class JobNode:
         if event.drain:
             self.slot_retention.forced.add(event.save)
         answer, event = self.ranks.done(event.rank, event.request), self.ranks.saves_late(event)
-        if again:  # by a rank that did not hear the answer
+        if again:  # by a rank that did not receive the answer
             return [*answer, self.membership.report(event)]
         self.slot_retention.pending.add(event.save)
         return [*answer, TakeDigests(job=self.job, slot=event.slot, save=event.save), self.membership.report(event)]
@@ -376,7 +376,7 @@ class JobNode:
     # --- runs and stores
 
     def _isolate(self, order: ev.ForeignRuns) -> list[Action]:
-        """What these runs left is not the job's. The coordinator hears again what lies here."""
+        """What these runs left is not the job's. The coordinator receives again what lies here."""
         self.foreign.isolate(frozenset(order.runs), frozenset(order.disputed))
         provided = [
             a for r, local in self.ranks.admitted.items() for a in (*self.slots.provision(r), *self._grant(local))

@@ -1,4 +1,4 @@
-"""How long a node where no rank lives has heard nothing from a coordinator of the job. Pure."""
+"""How long a node where no rank lives has received nothing from a coordinator of the job. Pure."""
 
 from ckptd.core.policy import Policy
 

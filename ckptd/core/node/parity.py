@@ -33,7 +33,7 @@ class Protection:
         self.copying: Key | None = None  # to the store: stays until that has ended
         self._running: ParityChunk | None = None
         self._offers: dict[Key, dict[str, DataColumn]] = {}
-        self._up = {node}  # who answers this node
+        self._up = {node}  # nodes that answer this one
         self.foreign: frozenset[Run] = (
             frozenset()
         )  # runs that are not the job's: their parity stays until it is given up
@@ -71,7 +71,7 @@ class Protection:
         return actions
 
     def adopt(self, event: ev.ChunkAdopted) -> list[Action]:
-        """A whole chunk was found at start. It tells what this node offered, which another may wait for."""
+        """A whole chunk was found at start. It shows what this node offered, which another may wait for."""
         chunk = event.chunk
         self.chunks[chunk.save, chunk.epoch] = chunk
         self._offers[chunk.save, chunk.epoch] = {column.node: column for column in chunk.columns}
@@ -88,7 +88,7 @@ class Protection:
             return [self._outcome(key, ""), *(self._tell(key, own, self.members) if own is not None else [])]
         actions: list[Action] = [] if self.ordered == key else self._stop()
         self.ordered = key
-        if self.newest is not None:  # what is newer may be protected too, though this node has not heard it
+        if self.newest is not None:  # what is newer may be protected too, though this node has not received it
             newest = self.newest
             actions += self._drop_all_but({key, *(held for held in self.chunks if held >= newest)})
         actions += self._encode()
@@ -112,7 +112,7 @@ class Protection:
         return self._encode()
 
     def peer_up(self, event: ev.PeerUp) -> list[Action]:
-        """A member may not have heard what was offered."""
+        """A member may not have received what was offered."""
         node = event.node
         self._up.add(node)
         own = self._offers.get(self.ordered, {}).get(self._node) if self.ordered is not None else None
@@ -171,7 +171,7 @@ class Protection:
         """The coordinator has weighed what all nodes have: these are of no use."""
         gone = set(order.chunks)
         self.newest = None if self.newest in gone else self.newest
-        self.copying = None if self.copying in gone else self.copying  # whoever copies it sees that it goes
+        self.copying = None if self.copying in gone else self.copying  # the thread that copies it sees that it goes
         stopped: list[Action] = []
         if self.ordered is not None and (self.ordered in gone or self.ordered[0] in order.saves):
             self.ordered, stopped = None, self._stop()

@@ -1,4 +1,4 @@
-"""The ranks of a job on this node: who is in, who waits to join, who lives; and how to talk to them. Pure."""
+"""The ranks of a job on this node: admitted, waiting to join, living; and how to send to them. Pure."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class LocalRanks:
         self._slots = slots
         self.admitted: dict[int, LocalRank] = {}  # let in by the coordinator
         self.waiting: dict[tuple[int, str], LocalRank] = {}  # waiting to join
-        self.replaced: dict[tuple[int, str], LocalRank] = {}  # still told what becomes of their saves
+        self.replaced: dict[tuple[int, str], LocalRank] = {}  # they still receive what becomes of their saves
         self.live: dict[tuple[int, str], ev.RankFound] = {}
         self._awaited = ev.SlotsAwaited(job=job)  # as it was reported last
 
@@ -107,7 +107,7 @@ class LocalRanks:
         return replace(event, late="")
 
     def is_in(self, event: ev.FromRank) -> bool:
-        """Whether the one who speaks is the rank."""
+        """Whether the sender is the rank."""
         local = self.admitted.get(event.rank)
         return local is not None and local.session == event.session
 
@@ -142,7 +142,7 @@ class LocalRanks:
         return actions
 
     def session_waits(self, order: ev.SessionWaits) -> list[Action]:
-        """A rank that waits to join, or calls load, hears for whom its session waits."""
+        """A rank that waits to join, or calls load, receives the ranks that its session waits for."""
         local, call = self.waiting.get((order.rank, order.session)), "connect"
         if local is None:
             local, call = self.admitted.get(order.rank), "load"
@@ -193,7 +193,7 @@ class LocalRanks:
     def tell_all(self, message: Reply) -> list[Action]:
         """A word for all that are, or were, in.
 
-        A save that is durable, and has a reason why that is worth nothing to who saved it, has failed for them.
+        A save that is durable, and has a reason why that is worth nothing to its ranks, has failed for them.
         """
         told = [self.to(local, message) for local in self.admitted.values()]
         if isinstance(message, Progress) and message.end is End.DURABLE and message.reason:
@@ -215,12 +215,12 @@ class LocalRanks:
         )  # fmt: skip
 
     def save_waits(self, order: ev.SaveWaits) -> list[Action]:
-        """Those that have delivered the save hear for whom it waits: to the others it is no news of theirs."""
+        """Those that have delivered the save receive the ranks that it waits for; the others have no such save."""
         news = Progress(save=order.save, reason=order.reason, idle=order.idle)
         return [action for slot in self._slots.holding(order.save) for action in self.tell(slot.rank, news)]
 
     def missed(self, rank: int, pending: Iterable[SaveId]) -> list[Action]:
-        """The rank closes: it hears which saves of other ranks here can never be complete, as it has not saved them."""
+        """The rank closes: it receives the saves of other ranks that can never be complete without it."""
         actions: list[Action] = []
         for save in sorted(pending):
             others = sorted({slot.rank for slot in self._slots.holding(save)})
@@ -231,9 +231,9 @@ class LocalRanks:
         return actions
 
     def coordinator_lost(self, node: str, slot_retention: SlotRetention, voted: SaveId | None) -> list[Action]:
-        """Nobody decides what becomes of these saves before the node answers: who has delivered one hears that.
+        """Before the node answers, these saves stay undecided: ranks that have delivered one receive that.
 
-        Of what is staged already one rank hears it: it is the same for all. voted: what this node has written its part
+        Of what is staged already one rank receives it, for all. voted: what this node has written its part
         of, which another node commits as soon as all have.
         """
         whose = f"node {node}, whose daemon coordinates the job"

@@ -33,7 +33,7 @@ class SlotRetention:
     def _resumed_is_spare(self) -> bool:
         """Whether what the job went on from lies on the store, and an older incarnation staged something newer.
 
-        With the newest protected one that makes three saves, and leaves ranks of three slots none to go on with.
+        With the newest protected one that makes three saves, and leaves ranks of three slots none for the next save.
         """
         resumed, newest, durable = self.resumed, self.newest_staged, self.durable
         if resumed is None or newest is None or durable is None:

@@ -1,4 +1,4 @@
-"""The slots of one job on one node: who may write which, which hold what, which can be had again. Pure."""
+"""The slots of one job on one node: which rank may write which, which hold what, which can be had again. Pure."""
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
@@ -104,7 +104,7 @@ class SlotTable:
         return [slot for slot in self._slots.values() if slot.foreign]
 
     def mark_foreign(self, runs: Container[Run]) -> set[SaveId]:
-        """Sets apart what these runs left, and takes back what is the job's after all: those saves are returned."""
+        """Isolates what these runs left, and takes back what is the job's after all: those saves are returned."""
         back: set[SaveId] = set()
         for slot in self._slots.values():
             foreign = slot.save is not None and slot.save.owner in runs

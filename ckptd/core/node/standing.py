@@ -6,7 +6,7 @@ from ckptd.shared.base.ids import NO_RUN, JobKey, RunId
 
 
 class Standing:
-    """``incarnation``: the largest that was ever known here; ``run``: drawn with it, NO_RUN while nobody has told."""
+    """``incarnation``: the largest that was ever known here; ``run``: drawn with it, NO_RUN until a node reports it."""
 
     def __init__(self, job: JobKey, incarnation: int = 0) -> None:
         self._job = job

@@ -37,7 +37,7 @@ RunId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]  # random, 
 StoreId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]  # random, made with the store's directory
 StoreChoice = Annotated[str, msgspec.Meta(pattern=r"^(any|[0-9a-f]{32})?\Z")]  # of a user: empty is no choice
 
-Run = tuple[Incarnation, RunId]  # an incarnation number, and who had it
+Run = tuple[Incarnation, RunId]  # an incarnation number, and the run that had it
 NO_RUN: Final = bytes(16)  # before an incarnation was taken: no checkpoint has it
 ANY_STORE: Final = "any"  # in place of a store's id: whatever store lies at the path, a new one too
 
@@ -99,7 +99,7 @@ class SaveId(msgspec.Struct, frozen=True, array_like=True):
     """One checkpoint of one run of one job.
 
     Ordered by (incarnation, counter): newest is largest, whatever clock or step say. Incarnation numbers are counted
-    in the store, so one that was emptied or swapped gives a number again. The run id tells such runs apart: saves of
+    in the store, so one that was emptied or swapped gives a number again. The run id distinguishes such runs: saves of
     two runs are never equal, and those of two runs of one number are not ordered, neither is before the other.
     """
 

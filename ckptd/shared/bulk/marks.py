@@ -1,7 +1,7 @@
 """Marks in a frame's header, and behind a request, that prove its sender. No socket.
 
 Without a key: XXH3 with a seed of the connection, of frames whose bytes are checked at once. It finds what the wire
-damaged, and nobody who means to. With one: a MAC of every ask and every frame, by BLAKE3 with a key of this connection
+damaged, and no attacker. With one: a MAC of every ask and every frame, by BLAKE3 with a key of this connection
 and direction, over a number that counts them, their kind and length, and all their bytes. What is altered, injected,
 played again, left out, or put in another order has another number, key or byte, and is refused.
 

@@ -57,7 +57,7 @@ class Range(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Ask(msgspec.Struct, array_like=True, frozen=True):
-    """Ranges of one save. epoch tells which parity of it is meant."""
+    """Ranges of one save. epoch says which parity of it is meant."""
 
     job: JobKey
     save: SaveId

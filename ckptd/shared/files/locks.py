@@ -1,4 +1,4 @@
-"""POSIX record locks: who holds one, and taking one. They end with their process and are not inherited by fork.
+"""POSIX record locks: their holders, and taking one. They end with their process and are not inherited by fork.
 
 A process loses its lock when it closes *any* descriptor of the file: never open a file again that this process locks.
 """
@@ -39,7 +39,7 @@ def take(path: str) -> int | None:
                 raise
             os.close(fd)
             return None
-        os.close(fd)  # its holder removed the file before he let go of it
+        os.close(fd)  # its holder removed the file before it closed it
 
 
 def _is_at(fd: int, path: str) -> bool:

@@ -128,7 +128,7 @@ def _read_some(fd: int, view: memoryview, offset: int) -> int:
 def leave_direct(fd: int) -> None:
     """Has the descriptor's file opened again without O_DIRECT, under the same number, for all threads that use it.
 
-    To take the flag off (F_SETFL) does not suffice: the kernel tells no FUSE server, which goes on with the file as it
+    To take the flag off (F_SETFL) does not suffice: the kernel notifies no FUSE server, which keeps the file as it
     was opened.
     """
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)

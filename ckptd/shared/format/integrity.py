@@ -105,9 +105,7 @@ class Integrity:
                 f"{where}: has digests {shown(kind)} of key {key_id!r}, which this program does not know"
             )
         if not key_id:
-            text = (
-                f"{where}: is not keyed: whoever could write it could forge it, and this reader has integrity = keyed"
-            )
+            text = f"{where}: is not keyed: any writer could have forged it, and this reader has integrity = keyed"
             return IntegrityError(text, hint=_UNKEYED_HINT)
         if not self.key_id:
             return IntegrityError(
@@ -148,7 +146,7 @@ class Keyed(Integrity):
         return _KeyedHasher(self._blake3(key=self._keys[purpose]))
 
     def link_secret(self, secret: bytes) -> bytes:
-        """Of the link's secret and of the key: who lacks either proves nothing."""
+        """Of the link's secret and of the key: a peer that lacks either proves nothing."""
         return self._blake3(secret, key=self._keys[Purpose.LINK]).digest()  # type: ignore[no-any-return]
 
 

@@ -104,7 +104,7 @@ def difference_of(attestations: Mapping[int, Sequence[Attestation]], *, complete
         for rank, attestation in said_by.items():
             if attestation.cut != said_by[first].cut:
                 return Difference(f"ranks {first} and {rank} hold different tensors where replicas should be")
-            # A rank that failed a save, or heard later how one ended, may look elsewhere than the others.
+            # A rank that failed a save, or learned later how one ended, may look elsewhere than the others.
             other, theirs = seen.setdefault(attestation.content[:1], (rank, attestation))
             if attestation.content != theirs.content:
                 text = f"ranks {other} and {rank} are no replicas: what should be equal on both differs"

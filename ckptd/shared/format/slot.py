@@ -6,7 +6,7 @@
     | image (the file) | pad to 4096 | digest table | layout | leaves | objects | unused .. | seal A | seal B |
 
 The two seal pages alternate: a writer overwrites the older (or broken) one, so a crash in the middle of a write leaves
-the younger valid one in force. No valid page means the slot is free. Whoever owns the slot writes the seal: the rank
+the younger valid one in force. No valid page means the slot is free. The owner of the slot writes the seal: the rank
 while it is granted to it, the daemon otherwise.
 """
 
@@ -35,7 +35,7 @@ MAX_OBJECTS_NBYTES = 1 << 30
 
 
 class SlotState(enum.StrEnum):
-    """What a slot's bytes are worth to somebody who finds them."""
+    """What a slot's bytes are worth to a process that finds them."""
 
     FREE = "free"
     SEALED = "sealed"  # the rank wrote all of it

@@ -123,7 +123,7 @@ class HandOver(_Request, frozen=True, kw_only=True):
     """The descriptor: this slot holds the whole segment of this save, sealed. From now on the daemon owns its bytes.
 
     ``publication``: where this user wants a trainer's files once they are committed; only this message says it.
-    ``late``: what verifies copies that run while training goes on, or why there are none; empty: nothing is attached.
+    ``late``: what verifies copies that run while training continues, or why there are none; empty: nothing is attached.
     """
 
     slot: SlotName
@@ -154,7 +154,7 @@ class AskPreempt(_Request, frozen=True, kw_only=True):
     """The job is about to be ended: have the ranks that ask save at one step, which the coordinator fixes.
 
     ``passed``: this rank was past the step that was announced, so that no save of all ranks is of that step; ``why``
-    then says so, else who is about to end it.
+    then says so, else which signal or command is about to end it.
     """
 
     why: Text
@@ -250,7 +250,7 @@ class Refused(_Reply, frozen=True, kw_only=True):
 
 
 class Attached(_Reply, frozen=True, kw_only=True):
-    """The rank belongs to this incarnation now; ``known`` tells what became of earlier saves of it."""
+    """The rank belongs to this incarnation now; ``known`` is what became of earlier saves of it."""
 
     node: str
     incarnation: Incarnation

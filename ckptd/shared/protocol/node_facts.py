@@ -285,7 +285,7 @@ class JoinRequested(Event, frozen=True, kw_only=True, tag="join-requested"):
 
 
 class FormerNodeReported(Event, frozen=True, kw_only=True, tag="former-node-reported"):
-    """A node that the session does not use has told who lives there. ``incarnation``: the largest it knows of."""
+    """A node that the session does not use reports its living ranks. ``incarnation``: the largest it knows of."""
 
     session: Session
     incarnation: Incarnation = 0

@@ -38,7 +38,7 @@ class CommitFinished(NodeMessage, frozen=True, kw_only=True, tag="commit-finishe
 
 
 class SessionAnnounced(NodeMessage, frozen=True, kw_only=True, tag="session-announced"):
-    """To a node that a new session does not use: these daemons are the job's now; tell its coordinator who lives."""
+    """To a node that a new session does not use: these daemons are the job's now; report the living ranks there."""
 
     session: Session
     topology: Topology

@@ -36,7 +36,7 @@ from ckptd.shared.protocol.topology import Topology
 
 
 class SessionOpened(NodeMessage, frozen=True, kw_only=True, tag="session-opened"):
-    """The session is the job now, under this incarnation; ``ranks`` wait for the news at the receiver.
+    """The session is the job now, under this incarnation; ``ranks`` wait for this at the receiver.
 
     The sender coordinates from now on. ``epoch``: when this topology began.
     """
@@ -81,7 +81,7 @@ class SaveStaged(NodeMessage, frozen=True, kw_only=True, tag="save-staged"):
 class SaveWaits(NodeMessage, frozen=True, kw_only=True, tag="save-waits"):
     """Some ranks have delivered the save and others have not for too long: which, why, and what to type.
 
-    ``idle``: their nodes answer, and they do not save: who waits for a slot that this save has waits in vain.
+    ``idle``: their nodes answer, and they do not save: a rank that waits for a slot of this save will not get it.
     """
 
     save: SaveId
@@ -191,7 +191,7 @@ class LoadRefused(NodeMessage, frozen=True, kw_only=True, tag="load-refused"):
 
 
 class ForeignRuns(NodeMessage, frozen=True, kw_only=True, tag="foreign-runs"):
-    """All runs of which something lies in arenas and that are not the job's: it is set apart.
+    """All runs of which something lies in arenas and that are not the job's: it is isolated.
 
     What was named before and is not any more is the job's again. Answered by NodeHas.
     """

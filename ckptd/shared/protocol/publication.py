@@ -46,7 +46,7 @@ class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def said(self) -> SavedFor:
-        """What a checkpoint tells its readers of it."""
+        """What a checkpoint records of it for its readers."""
         return SavedFor(self.directory, self.whole, self.pointer)
 
     @classmethod

@@ -7,7 +7,7 @@ import msgspec
 from ckptd.shared.base.ids import SaveId
 
 SCHEMA = 1  # another number when a field goes or comes to mean something else; fields are added under the same one
-MAX_RANKS = 1024  # that one daemon tells of, for each job
+MAX_RANKS = 1024  # that one daemon lists, for each job
 MAX_PROBLEMS = 64
 SILENT_S = 15.0  # longer than one sync takes on a good day: status must not wait for store_hang_s to report it
 

@@ -1,4 +1,4 @@
-"""Which nodes a job runs on, as its ranks gather it at connect: nobody else needs to know who belongs together."""
+"""Which nodes a job runs on, as its ranks gather it at connect: no other process needs to know."""
 
 from typing import Annotated
 

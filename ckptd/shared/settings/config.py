@@ -24,7 +24,7 @@ _ADDRESS = {"kind": "text", "allowed": "a host name, an address, or an interface
 
 def default_arena() -> str:
     """This user's arena on the machine's shared memory."""
-    return f"/dev/shm/ckptd-{os.getuid()}"  # noqa: S108  # owner and mode are checked by whoever opens it
+    return f"/dev/shm/ckptd-{os.getuid()}"  # noqa: S108  # the process that opens it checks owner and mode
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

@@ -93,7 +93,7 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
                 raise
     failpoints.reach("commit.after-rename")
     fs.fsync_dir(place.job_dir)
-    # Whoever made the job's directory may have died before it synced the directory above.
+    # The process that made the job's directory may have died before it synced the directory above.
     fs.fsync_dir(key.store)
     failpoints.reach("commit.after-parent-sync")
     taken_over = taken_over_by(records, save, by) if by is not None else 0

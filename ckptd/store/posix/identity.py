@@ -81,7 +81,7 @@ def make_store(fs: FileLayer, store: str, store_id: StoreId | None) -> tuple[Sto
 
 
 def _first_made(fs: FileLayer, store: str, data: bytes) -> bytes:
-    """The record of whoever was first to make one, durable: this one, or that of another maker, killed or not."""
+    """The record of the process that was first to make one, durable: this one, or another one, killed or not."""
     made = os.path.join(store, MADE_DIR)
     temp = temp_name(made)
     fs.mkdir(temp)

@@ -30,7 +30,7 @@ _linked_decoder = msgspec.json.Decoder(Linked)
 def is_linked_to(fs: FileLayer, key: JobKey, dirname: str) -> bool:
     """Whether a trainer finds the checkpoint's files by symbolic links, which without it would lead nowhere.
 
-    Believes the checkpoint's own word of where they are: who forges it keeps that one checkpoint from being removed.
+    Believes the checkpoint's own record of where they are: a user who forges it keeps that one checkpoint from removal.
     """
     path = os.path.join(job_dir(key), dirname)
     try:

@@ -3,9 +3,9 @@
 Where to is the caller's to say, as an Intent: the daemon has it from a rank of its own node, `ckptd publish` from the
 command line. The store says what there is (`files.json`: the trainer's names), and that it still is to be published
 (`UNPUBLISHED`, which goes last); it never says where. Each step may be repeated, and done by two daemons at once.
-Whoever comes late, an older checkpoint never takes the place of a newer one.
+Whichever daemon comes late, an older checkpoint never takes the place of a newer one.
 
-A directory's name tells no two runs apart that had one incarnation number. So what is published is a Proved, and there
+A directory's name does not distinguish two runs of one incarnation number. So what is published is a Proved, and there
 is one way to get one: to open the very save, its records, its index and its files' sizes held against each other.
 """
 
@@ -61,7 +61,7 @@ def is_unpublished(fs: FileLayer, key: JobKey, dirname: str) -> bool:
 class Proved:
     """A committed checkpoint with its trainer's files, as its records prove them: what may be published.
 
-    The bytes of the files were not read: their digests are for whoever loads them through ckptd.
+    The bytes of the files were not read: their digests are for loads through ckptd.
     """
 
     key: JobKey
@@ -260,7 +260,7 @@ def _is_rival(found: Proved, index: TrainerFiles, to: Publication, other: _Other
     """Whether both want one place, and nobody can say which of them is newer: two runs had one number.
 
     Counters of two runs say nothing of that, and their ids are random. The one that happens to be there may be the
-    newer, so it is not replaced; neither is put there while both are committed: it would hang on who comes first. A
+    newer, so it is not replaced; neither is put there while both are committed: it would depend on which comes first. A
     person says which it is to be.
     """
     return not found.save < other.save and _without(index, to, other) != (index, to)

@@ -69,7 +69,7 @@ def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents
 
 
 def remove_partial(fs: FileLayer, key: JobKey, save: SaveId) -> None:
-    """The unfinished checkpoint removed, also under a late writer, who gets ENOENT. Never a committed one."""
+    """The unfinished checkpoint removed, also under a late writer, which gets ENOENT. Never a committed one."""
     _empty(fs, _to_trash(fs, Place(key, save).partial))
 
 

@@ -206,7 +206,7 @@ def again_when_swept(attempt: Callable[[], None], is_done: Callable[[], bool] = 
 def sweep(fs: FileLayer, directory: str, names: Collection[str]) -> None:
     """What killed publishers of these names left in the directory is removed.
 
-    A living one that this meets goes on with nothing, and never with half: its files are taken away before any of them
+    A living one that this meets ends with nothing, and never with half: its files are taken away before any of them
     is removed.
     """
     for left in filter(is_temp, fs.listdir(directory)):
