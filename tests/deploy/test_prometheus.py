@@ -30,7 +30,7 @@ def test_prometheus_takes_it(words):
     assert "SUCCESS" in done.stdout
 
 
-def test_prometheus_reads_what_a_daemon_tells(tmp_path):
+def test_prometheus_reads_what_a_daemon_reports(tmp_path):
     with Node(str(tmp_path)) as node:
         node.start()
         told = node.complete(sys.executable, "-m", "ckptd", "metrics", timeout_s=30)

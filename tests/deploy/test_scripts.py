@@ -31,7 +31,7 @@ def test_it_can_be_started_and_says_what_it_is_for(script):
     assert script.stat().st_mode & 0o111 or script.suffix == ".sbatch"
 
 
-def test_the_page_tells_of_every_file():
+def test_the_page_lists_every_file():
     told = (DEPLOY / "README.md").read_text()
     files = [path.relative_to(DEPLOY) for path in DEPLOY.rglob("*") if path.is_file() and path.name != "README.md"]
     assert [str(path) for path in files if f"`{path}`" not in told] == []

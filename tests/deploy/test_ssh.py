@@ -87,7 +87,7 @@ def test_daemons_outlive_the_session_that_started_them(homes, server):
 
 
 @pytest.mark.parametrize("words", [[], ["start"], ["strat", "n1"]])
-def test_what_is_no_command_is_told_how_to_type_one(homes, words):
+def test_what_is_no_command_learns_how_to_type_one(homes, words):
     done = on_hosts(homes, *words)
     assert done.returncode == 2
     assert "ckptd-hosts.sh start node1 node2" in done.stderr

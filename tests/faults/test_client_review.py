@@ -162,7 +162,7 @@ def handle_of(counter: int) -> SaveRecord:
     return SaveRecord(SaveId(1, counter, counter, RUN), lambda seconds: None)
 
 
-def test_handles_that_have_not_ended_are_kept_and_others_hear_while_they_are_held():
+def test_handles_that_have_not_ended_are_kept_and_others_receive_while_they_are_held():
     book = HandleBook()
     for counter in range(MAX_HANDLES + 50):
         book.add(handle_of(counter))

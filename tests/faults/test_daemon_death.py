@@ -248,7 +248,7 @@ def test_of_what_only_this_memory_has_a_death_is_said_too(node: Node):
         heard(ranks, 0, "the daemon of this node ended: step 1001 is not durable", 6)
 
 
-def test_a_save_that_waits_for_ranks_hears_of_it_on_any_rank(node: Node):
+def test_a_save_that_waits_for_ranks_learns_of_it_on_any_rank(node: Node):
     node.start()
     with Ranks(node, 2) as ranks:
         ready(ranks)

@@ -17,7 +17,7 @@ print("went on", flush=True)
 
 
 @pytest.mark.faults
-def test_a_client_that_is_dropped_without_close_holds_nobody_up(tmp_path):
+def test_a_client_that_is_dropped_without_close_holds_none_up(tmp_path):
     with Node(str(tmp_path)) as node:
         node.start()
         rank = node.run(_DROP)

@@ -137,7 +137,7 @@ def assert_says_what_to_free(text: str, node: Node) -> None:
     assert "mount -o remount,size=" in text
 
 
-def test_whoever_takes_each_page_that_is_freed_keeps_no_rank_out(node):
+def test_a_process_that_takes_each_page_that_is_freed_keeps_no_rank_out(node):
     node.start()
     over = threading.Event()
 
@@ -168,7 +168,7 @@ def test_a_daemon_that_finds_no_page_says_so_in_one_line(node):
     assert "Traceback" not in done.stderr
 
 
-def test_a_memory_without_a_file_left_is_told_as_such(node):
+def test_a_memory_without_a_file_left_is_reported_as_such(node):
     mount = os.path.dirname(node.arena)
     subprocess.run(["mount", "-o", "remount,nr_inodes=20", mount], check=True)
     with contextlib.suppress(OSError):

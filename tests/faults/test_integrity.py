@@ -281,7 +281,7 @@ def test_daemon_and_client_with_other_settings_find_out_at_connect(tmp_path):
             assert node.run(code, **environ).wait(30) == 0
 
 
-def test_a_daemon_that_connect_starts_has_the_key_that_connect_was_told(tmp_path):
+def test_a_daemon_that_connect_starts_has_the_key_that_connect_was_given(tmp_path):
     key = str(tmp_path / "key")
     write_key(key)
     code = f"""

@@ -123,7 +123,7 @@ def test_a_store_that_is_away_does_not_hold_it_beyond_its_time(node: Node):
     assert any("not durable" in line and "step=2" in line for line in node.log_text().splitlines())
 
 
-def test_a_daemon_that_somebody_else_starts_again_leaves_it_in_memory(node: Node):
+def test_a_daemon_that_another_process_starts_again_leaves_it_in_memory(node: Node):
     """A unit is stopped for an upgrade too: what is staged outlives it, and the next one has it."""
     with Ranks(node) as ranks:
         staged(node, ranks)

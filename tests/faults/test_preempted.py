@@ -133,7 +133,7 @@ def test_also_without_drain_true_what_is_saved_then_is_due(node: Node):
         same_step(ranks, node.store)
 
 
-def test_a_daemon_that_is_killed_in_between_is_told_again(node: Node):
+def test_a_daemon_that_is_killed_in_between_is_notified_again(node: Node):
     node.start()
     with Ranks(node, 2) as ranks:
         ranks.call("connect", drain_every=SELDOM, start=False)
@@ -145,7 +145,7 @@ def test_a_daemon_that_is_killed_in_between_is_told_again(node: Node):
         same_step(ranks, node.store)
 
 
-def test_a_daemon_to_which_no_rank_has_come_back_yet_tells_them_all_the_same(node: Node):
+def test_a_daemon_to_which_no_rank_has_come_back_yet_notifies_them_all_the_same(node: Node):
     """It was started again since their last save; the ranks only look at their boards."""
     node.start()
     with Ranks(node, 2) as ranks:
@@ -171,7 +171,7 @@ def test_what_was_asked_for_when_no_rank_lived_does_not_end_the_next_run(node: N
         assert [found["step"] for found in ranks.results(40)] == [None]
 
 
-def test_a_rank_that_never_asks_hears_of_nothing_and_holds_up_nobody(node: Node):
+def test_a_rank_that_never_asks_learns_of_nothing_and_holds_up_none(node: Node):
     with Ranks(node, 2) as ranks:
         begin(node, ranks, CLIENTS_OWN)
         ranks.call("save", 1)
@@ -303,7 +303,7 @@ with ckptd_client.connect("job", start=False) as client:
 """
 
 
-def test_first_asked_in_a_thread_no_signal_is_heard_and_it_is_said(node: Node):
+def test_first_asked_in_a_thread_no_signal_is_received_and_it_is_said(node: Node):
     node.start()
     process = node.run(THREAD)
     assert process.stdout.readline() == b"True\n"

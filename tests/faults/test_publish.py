@@ -67,7 +67,7 @@ def ckptd(*args):
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_publication_whose_arena_was_lost_is_told_of_and_made_by_hand(tmp_path):
+def test_a_publication_whose_arena_was_lost_is_reported_and_made_by_hand(tmp_path):
     """No store says where to: the next daemon leaves it, and who looks is told what to type."""
     out = tmp_path / "out"
     with told(str(tmp_path)) as node:

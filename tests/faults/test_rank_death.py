@@ -125,7 +125,7 @@ def test_the_other_ranks_learn_that_the_save_cannot_complete(node: Node, restart
 # --- old ranks that live on
 
 
-def test_a_second_start_waits_then_names_who_still_runs_and_disturbs_nobody(node: Node):
+def test_a_second_start_waits_then_names_who_still_runs_and_disturbs_none(node: Node):
     node.start("--connect-timeout-s", "2")
     with Ranks(node) as old, contextlib.ExitStack() as later:
         ready(old)

@@ -131,7 +131,7 @@ def test_sizes_that_fitted_before_a_state_that_was_too_large_fit_again(node, how
             assert ranks.call("wait", step + 1) == [("durable", "durable")] * world, ranks.call("handle", step + 1)
 
 
-def test_two_ranks_that_fit_only_one_by_one_are_told_and_nobody_dies(node):
+def test_two_ranks_that_fit_only_one_by_one_are_reported_and_none_dies(node):
     with Ranks(node, 2, nbytes=12 * MB) as ranks:
         ranks.call("connect")
         ranks.start("prepare")

@@ -91,7 +91,7 @@ def test_stop_with_wait_returns_when_the_drain_that_runs_is_done(node: Node):
     assert found["used_nbytes"] > SLOW_NBYTES
 
 
-def test_stop_with_wait_tells_of_the_commit_it_waited_for(node: Node):
+def test_stop_with_wait_reports_the_commit_it_waited_for(node: Node):
     slow_drain(node)
     found = json.loads(ckptd(node, "stop", "--wait", "--json").stdout)
     assert [(job["step"], job["durable"]) for job in found["jobs"]] == [(1, True)]

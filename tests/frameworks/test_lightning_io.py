@@ -52,7 +52,7 @@ def value_of(path) -> float:
     return float(torch.load(path, weights_only=True)["state_dict"]["w"].mean())
 
 
-def test_what_is_wrong_is_told_before_the_training(node):
+def test_what_is_wrong_is_reported_before_the_training(node):
     from ckptd_client.integrations.lightning import CkptdCheckpointIO  # noqa: PLC0415
 
     nobody = tempfile.TemporaryDirectory(prefix="ckptd-test-", dir="/dev/shm")

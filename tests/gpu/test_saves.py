@@ -70,7 +70,7 @@ def test_each_slot_is_pinned_once(join, device, registered):
     gc.collect()
 
 
-def test_memory_that_cannot_be_pinned_is_told_and_leaves_no_error_behind(device):
+def test_memory_that_cannot_be_pinned_is_reported_and_leaves_no_error_behind(device):
     with pytest.raises(PinningError, match=r"cudaHostRegister: .+"):
         engine_of(device).register(1 << 46, 1 << 20)
     assert torch.ones(3, device=device).sum().item() == 3

@@ -177,7 +177,7 @@ def handlers(path):
             yield node
 
 
-def test_what_decoding_raises_is_never_told_whole():
+def test_what_decoding_raises_is_never_reported_whole():
     """It holds text of the message: a tag that is none, say, of a megabyte."""
     found = [(path, node) for path in sources() for node in handlers(path)]
     assert len(found) > 15
@@ -200,7 +200,7 @@ TELLING = [
 
 
 @pytest.mark.parametrize("name", TELLING)
-def test_no_value_of_a_file_is_told_by_its_repr(name):
+def test_no_value_of_a_file_is_reported_by_its_repr(name):
     tree = ast.parse((pathlib.Path(ckptd.__file__).parents[1] / name).read_text())
     parts = [part for part in ast.walk(tree) if isinstance(part, ast.FormattedValue) and part.conversion == ord("r")]
     assert [part.lineno for part in parts] == []

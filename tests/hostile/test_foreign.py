@@ -53,7 +53,7 @@ def test_a_name_is_taken_from_the_file_that_the_index_says(tmp_path):
     assert state["w"].tolist() == [2, 2]
 
 
-def test_a_name_that_its_file_has_not_is_told_when_wanted(tmp_path):
+def test_a_name_that_its_file_has_not_is_reported_when_wanted(tmp_path):
     put(tmp_path, "1.safetensors", {"v": torch.ones(2), "w": torch.zeros(2)})
     put(tmp_path, "2.safetensors", {"u": torch.ones(2)})
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"v": "1.safetensors", "w": "2.safetensors"}}))

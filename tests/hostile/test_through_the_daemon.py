@@ -124,7 +124,7 @@ def test_what_such_votes_add_up_to_is_never_committed(partial, name):
 # --- the names of a job's directory
 
 
-def test_links_lead_nobody_astray(tmp_path):
+def test_links_lead_none_astray(tmp_path):
     """latest, and a checkpoint that is a link: read at most, and when it is removed the link alone goes."""
     final = write_checkpoint(tmp_path / "store", [some_state()], save=SaveId(1, 1, 10, RUN))
     job, latest = final.parent, final.parent / "latest"

@@ -60,7 +60,7 @@ def test_a_kept_stager_serves_a_file_writer_and_keeps_no_slot(client, tmp_path):
     assert found["deep"]["n"] == 10
 
 
-def test_a_state_that_somebody_still_holds_keeps_its_slot_and_the_error_says_so(client):
+def test_a_state_that_another_process_still_holds_keeps_its_slot_and_the_error_says_so(client):
     stager = CkptdStager(CkptdWriter(client))
     held = [stager.stage(state_of(seed)) for seed in range(3)]
     handle = client.save(state_of(9), 50)
@@ -71,7 +71,7 @@ def test_a_state_that_somebody_still_holds_keeps_its_slot_and_the_error_says_so(
     assert ended_well(client.save(state_of(9), 51))
 
 
-def test_a_state_that_could_not_be_staged_is_written_by_nobody(node, client, tmp_path):
+def test_a_state_that_could_not_be_staged_is_written_by_none(node, client, tmp_path):
     """A writer of files knows nothing of the stager's error: it must not be given the live state."""
     stager = CkptdStager(CkptdWriter(client))
     node.kill()

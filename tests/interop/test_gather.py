@@ -23,12 +23,12 @@ def test_odd_tensors_are_built_to_the_bit(ranks, node):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_that_gather_different_things_are_all_told_what(ranks, node):
+def test_ranks_that_gather_different_things_all_learn_what(ranks, node):
     on_ranks(node, ranks, SCRIPT, "disagree")
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_that_stops_leaves_nobody_waiting(ranks, node):
+def test_a_rank_that_stops_leaves_none_waiting(ranks, node):
     on_ranks(node, ranks, SCRIPT, "stops")
 
 

@@ -173,7 +173,7 @@ def what_the_command_line_says(arena):
     return "answered"
 
 
-def test_a_daemon_in_an_arena_of_somebody_else_is_asked_nothing(node):
+def test_a_daemon_in_an_arena_of_another_user_is_asked_nothing(node):
     """Even if it lets everybody in, as one that waits for this user's questions would."""
     assert "belongs to somebody else" in as_user(what_the_command_line_says, node.arena)
     opened = [os.path.join(node.arena, name) for name in (arena_paths.LOCK, arena_paths.SOCKET)]

@@ -85,7 +85,7 @@ def quick_status(node):
 # --- the control port
 
 
-def test_a_silent_crowd_is_sent_away_and_keeps_nobody_out(node, control):
+def test_a_silent_crowd_is_sent_away_and_keeps_none_out(node, control):
     pid, log = node.status().pid, len(node.log_text())
     before = descriptors(pid), resident(pid)
     with crowd(control) as strangers:
@@ -138,7 +138,7 @@ def test_what_is_no_handshake_ends_the_connection(node, control, said):
     quick_status(node)
 
 
-def test_unknown_keys_are_held_and_told_of_once_each_and_only_the_last_of_them(node, peer):
+def test_unknown_keys_are_held_and_reported_once_each_and_only_the_last_of_them(node, peer):
     log, refused = len(node.log_text()), node.status().refused_messages
     with contextlib.ExitStack() as stack:
         context = stack.enter_context(zmq.Context())

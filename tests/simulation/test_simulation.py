@@ -106,7 +106,7 @@ def test_a_core_that_mixes_up_shares_is_caught(monkeypatch, odd, broken, notices
         play(2, nodes=3, scheme="xor", seconds=60.0, fault_every_s=0.0, shared=1.0, odd=odd)
 
 
-def test_slices_are_restored_and_replicas_that_are_none_are_told_apart():
+def test_slices_are_restored_and_replicas_that_are_none_are_distinguished():
     some, every = (play(2, nodes=4, scheme="xor", seconds=60.0, fault_every_s=0.0, shared=1.0, odd=o) for o in (1, 0))
     assert some.told["mismatched"] > 0
     assert "mismatched" not in every.told
@@ -122,7 +122,7 @@ def test_replicas_whose_tensors_lie_otherwise_now_read_all_images_in_memory():
     assert outcome.counts["read peer, whole"] > outcome.counts["reads of slices"]  # what they shared was not enough
 
 
-def test_a_failure_tells_how_to_play_it_again(monkeypatch):
+def test_a_failure_says_how_to_play_it_again(monkeypatch):
     monkeypatch.setattr(Saves, "start_drain", never_drains)
     with pytest.raises(BrokenError) as raised:
         play(3, nodes=3, seconds=20.0, fault_every_s=0.0)

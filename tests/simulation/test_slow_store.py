@@ -59,7 +59,7 @@ def test_without_parity_and_with_two_of_each_set():
         assert set(play(hour).ends) == {"durable", "superseded"}
 
 
-def test_an_arena_that_is_too_small_holds_no_byte_too_many_and_each_save_hears_of_it():
+def test_an_arena_that_is_too_small_holds_no_byte_too_many_and_each_save_learns_of_it():
     report = play(replace(SHORT, short_nbytes=CAPACITY))
     assert report.refused > 0
     assert set(report.ends) == {"skipped"}

@@ -7,7 +7,7 @@ import re
 import tokenize
 
 from tests.unit.sources import ROOT
-from tests.unit.words import NAMES, SENTENCES, TEXTS
+from tests.unit.words import NAMES, SENTENCES, TESTS, TEXTS
 
 OWN = {ROOT / "tests/unit/words.py", ROOT / "tests/unit/test_words.py"}
 
@@ -22,6 +22,10 @@ def test_comments_and_messages_have_no_coinage():
 
 def test_sentences_have_an_actor_and_no_private_word():
     assert left(SENTENCES, sentences) == []
+
+
+def test_names_of_tests_have_no_private_word():
+    assert left(TESTS, words_of_tests) == []
 
 
 def test_code_is_no_sentence():
@@ -58,6 +62,12 @@ def tokens(path):
 @functools.cache
 def names(path):
     return [(token.start[0], token.string) for token in tokens(path) if token.type == tokenize.NAME]
+
+
+@functools.cache
+def words_of_tests(path):
+    """The names of test functions, as sentences."""
+    return [(line, f" {name[5:].replace('_', ' ')} ") for line, name in names(path) if name.startswith("test_")]
 
 
 @functools.cache

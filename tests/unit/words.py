@@ -1,7 +1,8 @@
 """Coinages that this project used once, and the standard terms that replace them; ``test_words`` finds the rest.
 
 ``coined`` is a regular expression. NAMES are identifiers; TEXTS are comments, docstrings and messages; SENTENCES are
-docstrings, comments and documents without code in backquotes. ``where``: paths that begin so.
+docstrings, comments and documents without code in backquotes; TESTS are the words in the name of a test function.
+``where``: paths that begin so.
 """
 
 from typing import NamedTuple
@@ -14,6 +15,11 @@ DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/", "deploy/",
 CODE = (*PRODUCT, "bench/", "tests/")
 DAEMON = ("ckptd/daemon/", "ckptd/core/", "ckptd/peers/", "tests/unit/daemon/", "tests/unit/core/", "tests/simulation/")
 PARITY = ("ckptd/parity/", "ckptd/core/", "ckptd/daemon/", "ckptd/shared/protocol/", "ckptd/checkpoint/repair/")
+REPLICAS = (
+    "ckptd/shared/format/", "ckptd/shared/protocol/", "ckptd/core/coordinator/", "ckptd/checkpoint/",
+    *(f"client/ckptd_client/{room}/" for room in ("_state", "_image", "_load", "_save/", "dcp")),
+)  # fmt: skip
+ALL = (*DOCUMENTS, *EDITED, "ckptd/")
 
 
 class Row(NamedTuple):
@@ -49,6 +55,9 @@ NAMES = (  # of variables, functions, classes, modules and fields
     Row("Word", "RankRecord, RankPlan, Message", (*CLIENT, "ckptd/peers/")),
     Row("Fetch", "DeviceCopy", CLIENT),
     Row("_?life|_?lives", "process instance", ("ckptd/peers/",)),
+    Row("let_go", "release", CLIENT),
+    Row("[Ss]hares?|MAX_SHARES|replica_shares", "slice, attestation", REPLICAS),
+    Row("_?apart|_?(set|check)_apart|APART", "mismatched, differing, unattached, isolate", PRODUCT),
 )
 TEXTS = (
     Row(r"at the door|the door\b|\bknock(s|ed)?\b", "waits to join", PRODUCT),
@@ -59,16 +68,25 @@ TEXTS = (
     Row(r"\b(is|are|was|were|be|been) told\b", "a subject and a verb: the daemon sends, the rank receives", PRODUCT),
 )
 SENTENCES = (
-    Row("anew", "again, new", (*DOCUMENTS, *EDITED)),
-    Row("as ever", "as usual, unchanged", (*DOCUMENTS, *EDITED)),
-    Row("besides", "also, beyond", (*DOCUMENTS, *EDITED)),
-    Row("hears?|heard", "receives, learns, gets", (*DOCUMENTS, *EDITED)),
-    Row("in vain", "without an answer, without success", (*DOCUMENTS, *EDITED)),
+    Row("anew", "again, new", ALL),
+    Row("as ever", "as usual, unchanged", ALL),
+    Row("besides", "also, beyond", ALL),
+    Row("hears?|heard", "receives, learns, gets", ALL),
+    Row("in vain", "without an answer, without success", ALL),
     Row("nobody", "no process, no user: name it", (*DOCUMENTS, *EDITED)),
-    Row("somebody|whoever", "a user, another program: name it", (*DOCUMENTS, *EDITED)),
-    Row("tells|told", "shows, reports, sends, notifies", (*DOCUMENTS, *EDITED)),
-    Row("doors?", "admission", (*DOCUMENTS, *EDITED)),
-    Row("news", "updates, messages", (*DOCUMENTS, *EDITED)),
-    Row("what is so", "the current state", (*DOCUMENTS, *EDITED)),
+    Row("somebody", "a user, another program: name it", (*DOCUMENTS, *EDITED)),
+    Row("whoever", "the process, the user, the node that", ALL),
+    Row("tells|told", "shows, reports, sends, notifies", ALL),
+    Row("(?:goes|go|gone) on", "continues", ("ckptd/",)),
+    Row("doors?", "admission", ALL),
+    Row("news", "updates, messages", ALL),
+    Row("what is so", "the current state", ALL),
     Row("what lies there", "files, segments: name it", (*DOCUMENTS, *EDITED)),
+)
+TESTS = (  # words in the names of test functions
+    Row("nobody|somebody|anybody", "no rank, another user: name it", ("tests/",)),
+    Row("told|tells", "is reported, learns, notifies", ("tests/",)),
+    Row("hears?|heard", "receives, learns", ("tests/",)),
+    Row("anew|as ever|in vain|besides|whoever", "again, as before, without success", ("tests/",)),
+    Row("doors?|news|let go|apart", "admission, update, released, separately", ("tests/",)),
 )

@@ -37,7 +37,7 @@ def test_promises_hold_through_these_disturbances(zygote):
 
 
 @pytest.mark.parametrize(("campaign", "number"), [("histories", signal.SIGTERM), ("kill_campaign", signal.SIGINT)])
-def test_a_campaign_that_is_told_to_end_leaves_nothing(campaign: str, number: int):
+def test_a_campaign_that_is_asked_to_end_leaves_nothing(campaign: str, number: int):
     temporary = tempfile.mkdtemp(prefix="ckptd-test-")
     environ = {**os.environ, "TMPDIR": temporary, "PYTHONPATH": CODE}
     words = [sys.executable, "-m", f"tests.faults.{campaign}", "100"]  # what it starts is below it, its servers too

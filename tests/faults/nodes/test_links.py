@@ -205,7 +205,7 @@ def test_what_is_said_again_changes_nothing(four: Cluster, job: str):
     four.end(ranks)
 
 
-def test_a_daemon_with_another_key_is_refused_and_told_of(four: Cluster, job: str):
+def test_a_daemon_with_another_key_is_refused_and_reported(four: Cluster, job: str):
     ranks = started(four, job)
     ranks.save(10, "protected", "durable")
     four.nodes["d"].kill()

@@ -46,7 +46,7 @@ def test_ranks_of_another_node_are_named_with_that_node(four: Cluster, ranks: Ra
     assert reasons == [text.removeprefix("ckptd: step 10 ")]
 
 
-def test_ranks_away_from_the_coordinator_hear_it_too(ranks: Ranks):
+def test_ranks_away_from_the_coordinator_learn_it_too(ranks: Ranks):
     for rank in (2, 3):
         ranks[rank].call("save", 10)
     text = heard(ranks, 2)

@@ -45,7 +45,7 @@ def draining(eight: Cluster, name: str, job: str) -> JobStatus:
     raise AssertionError("no drain")
 
 
-def test_any_daemon_tells_of_all_nodes_and_ranks_of_a_drain_that_runs(eight):
+def test_any_daemon_reports_all_nodes_and_ranks_of_a_drain_that_runs(eight):
     ranks = eight.ranks(NAMES * 2, sizes=[SHARD_NBYTES])
     ranks.connect()
     ranks.call("save", 1)
@@ -102,7 +102,7 @@ def test_a_daemon_that_does_not_answer_is_named_and_costs_less_than_a_second(eig
     eight.end(ranks)
 
 
-def test_without_its_coordinator_a_node_tells_what_it_knows(eight):
+def test_without_its_coordinator_a_node_reports_what_it_knows(eight):
     ranks = eight.ranks(NAMES, "headless", sizes=[64 << 10])
     ranks.connect()
     with stopped(eight.nodes["a"]):
@@ -131,7 +131,7 @@ def test_the_readme_shows_what_is_shown_today(zygote):
     assert shape_of(in_readme()) == shape_of(shown)
 
 
-def test_a_store_that_hangs_for_another_node_is_told_with_its_name(eight):
+def test_a_store_that_hangs_for_another_node_is_reported_with_its_name(eight):
     """Its worker is stopped in the middle of the drain: what the daemon itself sees of a hung mount."""
     ranks = eight.ranks(NAMES, "hung", sizes=[SHARD_NBYTES])
     ranks.connect()

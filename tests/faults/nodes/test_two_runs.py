@@ -87,7 +87,7 @@ def test_a_run_on_a_store_that_was_not_mounted_adds_nothing_to_the_one_before(wo
 # --- a run that another one took over without knowing
 
 
-def test_an_older_run_is_not_told_durable_once_a_newer_one_has_begun_elsewhere(world: World):
+def test_an_older_run_gets_no_durable_once_a_newer_one_has_begun_elsewhere(world: World):
     first = world.start("ab", steps=STEPS, until="durable")
     older, second = first.incarnation(), world.start("cd")
     assert second.verdict.found == (1, STEPS - 1)

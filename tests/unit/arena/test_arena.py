@@ -91,7 +91,7 @@ def test_a_directory_that_others_may_enter_is_refused(path, mode):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_a_directory_of_somebody_else_is_refused(path):
+def test_a_directory_of_another_user_is_refused(path):
     os.mkdir(path, 0o700)
     os.chown(path, 12345, -1)
     with pytest.raises(ConfigError, match="it is of uid 12345"):
@@ -118,7 +118,7 @@ def test_a_path_that_no_socket_can_have_is_refused_before_anything_is_made(path)
     assert not os.path.exists(long)
 
 
-def test_a_second_daemon_is_told_who_has_it(path):
+def test_a_second_daemon_learns_who_has_it(path):
     code = (
         "import sys, time; from ckptd.arena.arena import Arena; a = Arena(sys.argv[1]); a.open();"
         "print('up', flush=True);"
@@ -136,7 +136,7 @@ def test_a_second_daemon_is_told_who_has_it(path):
     arena.close(remove=True)
 
 
-def test_a_directory_whose_parent_is_missing_is_told_and_nothing_is_made(path):
+def test_a_directory_whose_parent_is_missing_is_reported_and_nothing_is_made(path):
     for wrong in (os.path.join(path, "deep", "arena"), "/dev/shm/ckptd-test-missing/arena"):
         with pytest.raises(ConfigError, match=r"cannot make arena .*: there is no directory") as caught:
             Arena(wrong).open()

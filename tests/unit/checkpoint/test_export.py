@@ -448,7 +448,7 @@ def test_a_gap_is_refused_unless_it_is_left_out(tmp_path):
     export(Order(source=str(source), out=str(tmp_path / "out"), choice=Choice(only=("kinds",))))
 
 
-def test_a_full_disk_is_told_before_anything_is_written(monkeypatch, checkpoint, tmp_path):
+def test_a_full_disk_is_reported_before_anything_is_written(monkeypatch, checkpoint, tmp_path):
     monkeypatch.setattr(run.FileLayer, "space", lambda _self, _path: (100, 1000))
     with pytest.raises(CkptdError, match="needed, 100 B free"):
         export(Order(source=str(checkpoint), out=str(tmp_path / "out")))

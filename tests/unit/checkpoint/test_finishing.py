@@ -39,7 +39,7 @@ def test_of_several_the_older_comes_first_and_one_can_be_chosen(tmp_path, capsys
     assert os.readlink(old.parent / "latest") == SaveId(1, 4, 50, RUN).dirname
 
 
-def test_what_is_missing_is_told_and_nothing_touched(tmp_path, capsys):
+def test_what_is_missing_is_reported_and_nothing_touched(tmp_path, capsys):
     partial = build(tmp_path, finish=False)
     (partial / "votes" / "node1").unlink()
     before = sorted(os.listdir(partial))
@@ -49,7 +49,7 @@ def test_what_is_missing_is_told_and_nothing_touched(tmp_path, capsys):
     assert sorted(os.listdir(partial)) == before
 
 
-def test_a_file_that_is_gone_is_told(tmp_path, capsys):
+def test_a_file_that_is_gone_is_reported(tmp_path, capsys):
     partial = build(tmp_path, finish=False)
     (partial / "r00001-p00.safetensors").unlink()
     assert invoke(["commit", "--json", str(partial)]) == 1

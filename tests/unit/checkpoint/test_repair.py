@@ -186,7 +186,7 @@ def test_without_parity_it_says_so(tmp_path, arenas):
         rebuild(str(path))
 
 
-def test_what_is_no_checkpoint_is_told(tmp_path, arenas):
+def test_what_is_no_checkpoint_is_reported(tmp_path, arenas):
     with pytest.raises(UsageError, match="no checkpoint's directory"):
         rebuild(str(tmp_path))
     final = Made(tmp_path, arenas, SMALL).commit()
@@ -233,7 +233,7 @@ def test_killed_at_any_point_it_leaves_nothing_that_counts(tmp_path, arenas, poi
     assert files_of(final) == before
 
 
-def test_any_damage_is_mended_to_the_bit_or_told(tmp_path, arenas):
+def test_any_damage_is_mended_to_the_bit_or_reported(tmp_path, arenas):
     """Many random damages: whatever comes out has its digests, and what did not is named."""
     final = Made(tmp_path, arenas, [[90_000], [50_000, 60_000], [80_000], [70_001]], Scheme.DOUBLE).commit()
     before, dice = files_of(final), random.Random(7)

@@ -432,7 +432,7 @@ def steps(store):
     return sorted(int(name[5:14]) for name in os.listdir(store / "job") if name.startswith("step-"))
 
 
-def test_prune_keeps_what_it_is_told_and_what_is_pinned(ckptd, many):
+def test_prune_keeps_what_it_is_asked_to_keep_and_what_is_pinned(ckptd, many):
     code, out, _ = ckptd("pin", str(many / "job/step-000000110.i0001"))
     assert (code, out) == (0, f"{many}/job/step-000000110.i0001: pinned\n")
     args = ("prune", "--keep-last", "2", "--keep-every", "60", str(many))
@@ -496,7 +496,7 @@ def test_prune_leaves_links_alone_that_a_daemon_may_be_making(ckptd, many):
     assert os.path.islink(many / "job/.latest.tmp-0123456789ab")
 
 
-def test_pin_where_nobody_may_write_is_told(ckptd, many, monkeypatch):
+def test_pin_where_none_may_write_is_reported(ckptd, many, monkeypatch):
     def refuse(self, _temp, path):
         raise OSError(30, "Read-only file system", path)
 

@@ -103,7 +103,7 @@ def test_the_page_and_the_alerts_name_what_there_is(told):
     assert set(re.findall(r"ckptd_[a-z_]+", alerts)) <= page
 
 
-def test_what_is_durable_is_told_however_many_newer_ones_there_are():
+def test_what_is_durable_is_reported_however_many_newer_ones_there_are():
     found = [a_status.checkpoint(step, "staged", "staged") for step in range(100, 60, -1)]
     old = [a_status.checkpoint(20, "durable", "durable"), a_status.checkpoint(10, "staged", "staged", protected=True)]
     shown = picture._shown([*found, *old])

@@ -53,7 +53,7 @@ def test_a_busy_daemon_fits_in_80_columns():
 
 
 @pytest.mark.parametrize(("busy", "idle_s", "told"), [(1, 45.0, True), (1, 5.0, False), (0, 4500.0, False)])
-def test_a_store_that_does_not_answer_is_told_long_before_it_is_given_up(busy, idle_s, told):
+def test_a_store_that_does_not_answer_is_reported_long_before_it_is_given_up(busy, idle_s, told):
     worker = WorkerStatus(store="/s", pid=77, busy=busy, idle_s=idle_s)
     text = shown(a_status.status(workers=[worker]))
     assert ("error   store: no answer for 45s" in text) is told
@@ -242,7 +242,7 @@ def test_a_rank_that_lives_and_has_not_called_this_daemon_has_not_ended():
     assert "process ended" not in text
 
 
-def test_what_verifies_late_copies_is_told_and_why_there_are_none_stands_out():
+def test_what_verifies_late_copies_is_reported_and_why_there_are_none_stands_out():
     def told(*late):
         ranks = [a_status.rank(number, late=text) for number, text in enumerate(late)]
         return shown(a_status.status(jobs=[a_status.job(ranks=ranks)]), width=120)

@@ -184,7 +184,7 @@ def small(tmp_path_factory):
         yield node
 
 
-def test_a_state_above_the_budget_is_told_before_training_with_the_numbers(small, join):
+def test_a_state_above_the_budget_is_reported_before_training_with_the_numbers(small, join):
     client = join(on=small)
     state = {"w": torch.zeros(40 * MIB, dtype=torch.uint8)}
     with pytest.raises(BudgetError) as caught:
@@ -342,7 +342,7 @@ def test_two_jobs_in_one_process_do_not_meet(join, job):
     assert two.save({"w": w}, 3).wait("durable", 20).end == "durable"
 
 
-def test_the_same_job_twice_in_one_process_is_told_who_runs(tmp_path, join):
+def test_the_same_job_twice_in_one_process_learns_who_runs(tmp_path, join):
     with Node(str(tmp_path)) as node:
         node.start("--connect-timeout-s", "0.5s")
         first = join("twice", on=node)
@@ -370,17 +370,17 @@ def test_the_public_names_are_all_there():
         assert getattr(ckptd_client, name) is not None
 
 
-def test_an_arena_whose_socket_would_have_too_long_a_path_is_told(join):
+def test_an_arena_whose_socket_would_have_too_long_a_path_is_reported(join):
     with pytest.raises(ConfigError, match="a unix socket's may have 107"):
         join(arena="/dev/shm/" + "a" * 100)
 
 
-def test_a_relative_store_is_told_what_it_would_be(join):
+def test_a_relative_store_learns_what_it_would_be(join):
     with pytest.raises(ConfigError, match=re.escape(os.path.abspath("relative"))):
         join(store="relative")
 
 
-def test_steps_may_be_any_integer_and_swapped_arguments_are_told(join):
+def test_steps_may_be_any_integer_and_swapped_arguments_are_reported(join):
     client = join()
     assert client.save({"w": w}, np.int64(3)).step == 3
     assert client.save({"w": w}, torch.tensor(4)).step == 4
@@ -389,7 +389,7 @@ def test_steps_may_be_any_integer_and_swapped_arguments_are_told(join):
     assert len(str(error.value)) < 300
 
 
-def test_tensors_saved_apart_that_share_memory_here_must_be_equal(join):
+def test_tensors_saved_separately_that_share_memory_here_must_be_equal(join):
     client = join()
     client.save({"a": torch.zeros(10), "b": torch.ones(10)}, 0).wait("durable", 20)
     one = torch.full((10,), 2.0)
@@ -402,7 +402,7 @@ def test_tensors_saved_apart_that_share_memory_here_must_be_equal(join):
     assert whole.sum() == 10, "interleaved tensors share no element"
 
 
-def test_a_module_that_does_not_take_its_state_is_told_where(join):
+def test_a_module_that_does_not_take_its_state_is_reported_where(join):
     client = join()
     client.save({"m": torch.nn.Linear(2, 3)}, 0).wait("durable", 20)
     with pytest.raises(MismatchError, match=r"state\['m'\]: Linear does not take"):

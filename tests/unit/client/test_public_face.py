@@ -30,7 +30,7 @@ def test_the_daemons_package_says_where_the_client_is(name):
         getattr(ckptd, name)
 
 
-def test_other_names_are_missing_as_ever():
+def test_other_names_are_missing_as_before():
     with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
         ckptd.nothing  # noqa: B018 - the question is the test
     code = "import ckptd, sys; sys.exit(hasattr(ckptd, 'connect') or 'torch' in sys.modules)"

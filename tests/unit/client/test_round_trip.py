@@ -273,7 +273,7 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("kind", MISFITS)
-def test_a_state_that_does_not_fit_is_told_where_and_nothing_else_is_tried(kind, join):
+def test_a_state_that_does_not_fit_is_reported_where_and_nothing_else_is_tried(kind, join):
     misfit, words = MISFITS[kind]
     client = join()
     for step in range(2):

@@ -37,12 +37,12 @@ def test_replicas_that_say_the_same_are_a_whole():
     assert not difference({0: (attestation(),), 1: (attestation(),), 2: ()})
 
 
-def test_sets_of_replicas_are_judged_apart():
+def test_sets_of_replicas_are_judged_separately():
     other = attestation(replicas=b"s" * 8, cut=b"d" * 8)
     assert not difference({0: (attestation(),), 1: (attestation(),), 2: (other,), 3: (other,)})
 
 
-def test_all_who_looked_at_the_same_are_compared_whoever_looked_elsewhere():
+def test_all_who_looked_at_the_same_are_compared_although_some_looked_elsewhere():
     elsewhere, seen, other = (
         attestation(count=3, content=b"f" * 8),
         attestation(count=3),
@@ -61,7 +61,7 @@ def test_all_who_looked_at_the_same_are_compared_whoever_looked_elsewhere():
         ((attestation(replicas=b"s" * 8),), "only 1 saved a slice"),
     ],
 )
-def test_what_is_no_whole_is_told_with_the_ranks(second, why):
+def test_what_is_no_whole_is_reported_with_the_ranks(second, why):
     assert why in difference({0: (attestation(),), 1: second})
 
 
@@ -79,7 +79,7 @@ def told(content=b"x" * 7, **words):
     return msgspec.structs.replace(whole(content, **words), only_told=True)
 
 
-def test_what_differs_is_told_by_the_parts_in_which_it_does():
+def test_what_differs_is_reported_by_the_parts_in_which_it_does():
     ours, theirs = b"aaaabbbbccccdddd", b"aaaaBBBBccccDDDD"
     found = difference_of({0: (whole(parts=ours),), 1: (whole(b"y" * 7, parts=theirs),)})
     assert found is not None
@@ -118,7 +118,7 @@ def test_all_was_compared_when_every_replica_looked_at_all_of_it(said, how_much)
     assert bool(doubt(how_much)) == (how_much in {Compared.WINDOW, Compared.DIFFERING})
 
 
-def test_what_is_only_told_ends_no_save():
+def test_what_is_only_reported_ends_no_save():
     assert not difference({0: (told(),), 1: (told(b"y" * 7),)})
     assert not difference({0: (told(),), 1: (told(cut=b"d" * 8),)})
     assert not difference({0: (told(),), 1: ()})
@@ -152,7 +152,7 @@ def ends(job, save, rank):
     return [m for m in job.told(rank) if isinstance(m, Progress) and m.save == save and m.end]
 
 
-def test_a_save_whose_shares_are_no_whole_ends_abandoned_on_all_ranks_and_all_are_told_to_save_their_own():
+def test_a_save_whose_slices_make_no_whole_ends_abandoned_on_all_ranks_and_all_have_to_save_their_own():
     job = AJob(world=2).start()
     stage(job, 0, ONE, (attestation(),))
     stage(job, 1, ONE, (attestation(cut=b"d" * 8),))
@@ -165,7 +165,7 @@ def test_a_save_whose_shares_are_no_whole_ends_abandoned_on_all_ranks_and_all_ar
     assert [str(m.milestone) for m in job.told(0) if isinstance(m, Progress) and m.save == TWO][:1] == ["staged"]
 
 
-def test_ranks_hear_in_which_parts_they_differ():
+def test_ranks_learn_in_which_parts_they_differ():
     job = AJob(world=2).start()
     stage(job, 0, ONE, (whole(parts=b"aaaabbbb"),))
     stage(job, 1, ONE, (whole(b"y" * 7, parts=b"aaaacccc"),))

@@ -30,7 +30,7 @@ def test_of_a_load():
     assert all(Departure(1, how).of_load(called=called)[1] for how in How for called in (True, False))
 
 
-def test_a_rank_that_closes_hears_which_saves_of_others_it_has_not_saved():
+def test_a_rank_that_closes_receives_which_saves_of_others_it_has_not_saved():
     job = AJob(world=2).start()
     job.stage_all(save(1))
     job.stage(0, save(2))
@@ -42,7 +42,7 @@ def test_a_rank_that_closes_hears_which_saves_of_others_it_has_not_saved():
     assert [reply.reply_to for reply in rest] == [request], "and before the answer, after which it listens no more"
 
 
-def test_a_rank_that_saved_all_hears_nothing_when_it_closes():
+def test_a_rank_that_saved_all_receives_nothing_when_it_closes():
     job = AJob(world=2).start()
     job.stage(0, save(1))
     job.did.clear()

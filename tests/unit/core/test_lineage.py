@@ -23,14 +23,14 @@ def test_saves_of_two_runs_of_one_number_are_never_equal_and_never_ordered() -> 
     assert OURS < SaveId(3, 1, 0, OTHER_RUN) < SaveId(3, 2, 0, OTHER_RUN)
 
 
-def test_the_only_run_that_anybody_has_seen_is_the_jobs() -> None:
+def test_the_only_run_that_was_seen_is_the_jobs() -> None:
     lineage = Lineage()
     lineage.held("a", [OURS])
     assert lineage.is_ours(OURS)
     assert not lineage.strangers
 
 
-def test_a_run_that_nobody_contradicts_is_the_jobs_though_nothing_of_it_is_left() -> None:
+def test_a_run_that_none_contradicts_is_the_jobs_though_nothing_of_it_is_left() -> None:
     assert Lineage().is_ours(OURS)
 
 

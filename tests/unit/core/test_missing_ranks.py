@@ -63,7 +63,7 @@ def test_ranks_of_a_normal_job_that_differ_by_seconds_are_not_named():
     assert notices(job) == notices(job, rank=1) == []
 
 
-def test_it_is_said_once_and_anew_only_when_others_are_missing():
+def test_it_is_said_once_and_again_only_when_others_are_missing():
     job = AJob(world=4).start()
     job.stage(0, ONE)
     for _ in range(20):
@@ -75,7 +75,7 @@ def test_it_is_said_once_and_anew_only_when_others_are_missing():
     assert notices(job, rank=2) == notices(job)[1:]
 
 
-def test_a_save_that_is_whole_at_last_waits_for_nobody():
+def test_a_save_that_is_whole_at_last_waits_for_none():
     job = AJob(world=2).start()
     job.stage(0, ONE)
     job.tick(6)
@@ -169,7 +169,7 @@ def test_slots_that_cannot_be_had_are_allocated_no_more():
     assert notices(job) == [f"waits for rank 1: {CALL}; rank 1 is pid 101 on node"]
 
 
-def test_a_second_slot_that_is_being_allocated_holds_nobody_up():
+def test_a_second_slot_that_is_being_allocated_holds_none_up():
     job = AJob(world=2).start()
     job.ask(1, capacity=LARGE)
     job.ready(1, LARGE)
@@ -228,7 +228,7 @@ def granted(job: AJob, rank: int) -> str:
     return job.idle(rank)
 
 
-def test_a_rank_that_comes_back_later_hears_for_whom_its_save_waits():
+def test_a_rank_that_comes_back_later_receives_for_whom_its_save_waits():
     job = restarted(world=3, back=(1,))
     job.tick(6)
     assert notices(job) == []
@@ -237,7 +237,7 @@ def test_a_rank_that_comes_back_later_hears_for_whom_its_save_waits():
     assert news.reason.startswith("waits for ranks 1-2: ")
 
 
-def test_a_rest_of_a_save_that_is_older_than_a_whole_one_waits_for_nobody():
+def test_a_rest_of_a_save_that_is_older_than_a_whole_one_waits_for_none():
     job = restarted(world=1)
     for rank in (0, 1):
         job.say(ev.SlotAdopted(
@@ -285,7 +285,7 @@ def test_a_load_that_some_ranks_do_not_call_names_them_once_to_the_lowest_that_d
     assert load_notices(job, 0) == load_notices(job, 3) == []
 
 
-def test_a_load_that_all_ranks_call_names_nobody_however_long_the_store_takes():
+def test_a_load_that_all_ranks_call_names_none_however_long_the_store_takes():
     job = AJob(world=2).start()
     job.ask_load(0)
     job.ask_load(1)

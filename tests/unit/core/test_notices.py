@@ -32,7 +32,7 @@ def saving(job, numbers, *, every_s, drain_s):
             job.tick()
 
 
-def test_a_store_that_is_slower_than_the_saves_is_told_with_both_measures():
+def test_a_store_that_is_slower_than_the_saves_is_reported_with_both_measures():
     job = AJob(slots_per_rank=40).start()
     saving(job, range(1, 20), every_s=2.0, drain_s=10.0)
     (text,) = notices(job)
@@ -45,7 +45,7 @@ def test_a_store_that_is_slower_than_the_saves_is_told_with_both_measures():
     assert notices(job, rank=1) == []
 
 
-def test_a_drain_that_has_not_ended_yet_is_told_as_more_than_that():
+def test_a_drain_that_has_not_ended_yet_is_reported_as_more_than_that():
     """Slots are given back to newer saves while the first drain runs."""
     job = AJob(slots_per_rank=3).start()
     job.did.clear()
@@ -70,7 +70,7 @@ def test_saves_that_are_not_due_are_not_counted():
     assert notices(job) == []
 
 
-def test_one_that_lasts_is_told_once_and_again_to_the_next_session():
+def test_one_that_lasts_is_reported_once_and_again_to_the_next_session():
     job = AJob(slots_per_rank=80).start()
     saving(job, range(1, 60), every_s=2.0, drain_s=10.0)
     assert len(notices(job)) == 1
@@ -85,7 +85,7 @@ def committed(job, number, left_out):
     job.tick(1)
 
 
-def test_a_checkpoint_that_plain_readers_cannot_read_is_told_once():
+def test_a_checkpoint_that_plain_readers_cannot_read_is_reported_once():
     job = AJob(slots_per_rank=40).start()
     job.did.clear()
     for number in (1, 2, 3):
@@ -104,7 +104,7 @@ def test_one_that_has_all_is_nothing_to_tell():
     assert notices(job) == []
 
 
-def test_a_drain_that_fails_is_told_once_and_again_after_one_that_ended_well():
+def test_a_drain_that_fails_is_reported_once_and_again_after_one_that_ended_well():
     job = AJob(slots_per_rank=40).start()
     job.did.clear()
 

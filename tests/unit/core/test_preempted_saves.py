@@ -42,7 +42,7 @@ def test_what_ranks_that_ask_save_from_the_step_on_is_drained():
     assert drained(job) == [FIRST, THIRD]
 
 
-def test_where_no_rank_asks_saves_are_drained_as_ever():
+def test_where_no_rank_asks_saves_are_drained_as_before():
     job = begun()
     preempt(job, highest=-1)
     save(job, SECOND)

@@ -39,12 +39,12 @@ def test_a_set_too_small_for_the_scheme_says_what_it_does_instead():
     assert view_of(topology(3, scheme=Scheme.DOUBLE)).degraded == ()
 
 
-def test_a_problem_of_a_node_is_told_with_its_name():
+def test_a_problem_of_a_node_is_reported_with_its_name():
     view = view_of(topology(3), problems={"n1": "no memory for parity"})
     assert view.degraded == ("set 0: node n1: no memory for parity",)
 
 
-def test_what_nobody_asked_for_is_not_missed():
+def test_what_none_asked_for_is_not_missed():
     assert view_of(topology(8, scheme=Scheme.NONE), unreachable={"n5"}).degraded == ()
     assert view_of(topology(1)).degraded == (), "xor is asked for by default"
 

@@ -105,7 +105,7 @@ def test_only_the_name_that_is_nearly_the_same_is_proposed():
 
 
 @pytest.mark.parametrize("step", [None, 11])
-def test_a_job_that_was_saved_to_another_store_hears_that_what_lies_there_is_not_seen(step):
+def test_a_job_that_was_saved_to_another_store_learns_that_what_lies_there_is_not_seen(step):
     job = AJob(world=1)
     job.say(ev.StoreRemembered(job=KEY, store_id=OTHER_STORE_ID))
     job.start()
@@ -259,7 +259,7 @@ def test_a_drain_that_a_load_waits_for_has_a_time_of_its_own():
     assert "its drain does not end" in job.answer(seqs[0]).message
 
 
-def test_a_drain_that_a_load_waits_for_in_vain_is_given_up_for_an_older_checkpoint():
+def test_a_failing_drain_that_a_load_waits_for_is_given_up_for_an_older_checkpoint():
     job, _ = a_load(staged=(TWO,), committed=(ONE,), whole_nodes=0)
     seqs = [job.report(rank, TWO, Tier.ARENA, "not here", reshape=True) for rank in range(2)]
     job.tick(310)
@@ -343,7 +343,7 @@ def test_a_rank_that_still_reads_when_anothers_state_does_not_fit_is_answered():
     assert "shapes differ" in job.answer(last).message
 
 
-def test_a_rank_that_asks_again_in_the_middle_is_sent_to_read_again_before_anybody_hears_of_agreement():
+def test_a_rank_that_asks_again_in_the_middle_is_sent_to_read_again_before_any_rank_learns_of_agreement():
     job, _ = a_load(staged=(ONE,))
     job.report(1, ONE, Tier.ARENA)
     again = job.ask_load(1)
@@ -442,7 +442,7 @@ def test_a_rank_that_never_reports_ends_the_load_and_is_named():
     assert not job.catalogue.jobs[KEY].coordinator.restores.running
 
 
-def test_the_late_one_is_told_why_its_load_is_over_and_another_load_can_begin():
+def test_the_late_one_learns_why_its_load_is_over_and_another_load_can_begin():
     job, _ = a_load(staged=(ONE,))
     job.report(0, ONE, Tier.ARENA)
     job.tick(3601)

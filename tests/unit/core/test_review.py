@@ -67,7 +67,7 @@ def test_one_crash_among_those_who_close_keeps_the_memory():
     assert len(job.node.slots.holding(ONE)) == 2
 
 
-def test_a_store_that_never_answers_lets_nobody_wait_for_ever():
+def test_a_store_that_never_answers_lets_none_wait_for_ever():
     job = AJob(world=1, drain_give_up_s=100.0)
     job.attach(0)
     job.scan(problem="hung")
@@ -80,7 +80,7 @@ def test_a_store_that_never_answers_lets_nobody_wait_for_ever():
     assert job.ends(ONE) == ["failed"]
 
 
-def test_a_digest_that_failed_before_its_drain_is_told_to_the_drain():
+def test_a_digest_that_failed_before_its_drain_is_reported_to_the_drain():
     job = AJob(world=1).start()
     job.stage(0, ONE)
     slot = job.node.slots.holding(ONE)[0].name

@@ -132,7 +132,7 @@ def test_a_newer_whole_save_abandons_older_halves():
 # --- what is drained
 
 
-def test_drains_take_the_newest_and_the_others_are_told_at_once():
+def test_drains_take_the_newest_and_the_others_are_notified_at_once():
     job = AJob(world=1, slots_per_rank=4).start()
     for save in (ONE, TWO, THREE):
         job.stage(0, save)
@@ -155,7 +155,7 @@ def test_cadence_in_steps_and_kept():
     assert job.saves.ends == {"durable": 3, "kept": 2}
 
 
-def test_saves_that_were_let_go_are_still_counted():
+def test_saves_that_were_dropped_are_still_counted():
     job = AJob(world=1, cadence=Cadence(steps=1000)).start()
     for counter in range(1, 201):
         job.stage(0, SaveId(1, counter, counter, RUN))
@@ -302,7 +302,7 @@ def test_complete_votes_are_committed_without_another_drain():
     assert not job.of(act.Drain)
 
 
-def test_unfinished_directories_that_nobody_will_finish_are_removed():
+def test_unfinished_directories_that_none_will_finish_are_removed():
     job = AJob(world=1).start(number=5)
     old = SaveId(3, 1, 5, RUN)
     job.scan(partials=(ev.Partial(old, complete=False),))

@@ -91,7 +91,7 @@ def test_a_second_start_does_not_change_the_cadence_of_the_first():
     assert job.saves.due.cadence == Cadence(steps=1)
 
 
-def test_ranks_that_wait_before_the_door_get_nothing_done():
+def test_ranks_that_wait_before_admission_get_nothing_done():
     job = AJob(world=1).start()
     job.attach(0, "b")
     seq = job.ask(0, "b")
@@ -99,7 +99,7 @@ def test_ranks_that_wait_before_the_door_get_nothing_done():
     assert not [m for m in job.told(0, "b") if isinstance(m, SlotGranted)]
 
 
-def test_a_rank_that_dies_before_the_door_is_forgotten():
+def test_a_rank_that_dies_before_admission_is_forgotten():
     job = AJob(world=1).start()
     job.attach(0, "b")
     job.gone(0, "b")
@@ -152,7 +152,7 @@ def test_two_takeovers_at_once_end_with_one_session():
 # --- takeover
 
 
-def test_after_a_takeover_the_replaced_rank_is_refused_and_its_answers_reach_nobody_else():
+def test_after_a_takeover_the_replaced_rank_is_refused_and_its_answers_reach_no_other():
     job = AJob(world=1).start()
     slot = job.idle(0)
     job.attach(0, "b", takeover=True)
@@ -301,7 +301,7 @@ def test_ranks_of_a_larger_session_that_was_taken_over_belong_no_more():
     assert job.answer(job.ask_load(1)).code == "stale"
 
 
-def test_after_a_restart_the_newer_of_two_sessions_is_the_job_whoever_came_back_first():
+def test_after_a_restart_the_newer_of_two_sessions_is_the_job_whichever_came_back_first():
     job = AJob(world=2)
     for rank, session in ((0, "old"), (1, "old"), (0, "new")):
         job.say(ev.RankFound(job=KEY, rank=rank, session=session, pid=1, host="h"))
@@ -314,7 +314,7 @@ def test_after_a_restart_the_newer_of_two_sessions_is_the_job_whoever_came_back_
     assert job.answer(job.attach(1, "old", incarnation=1)).code == "stale"
 
 
-def test_a_replaced_rank_still_hears_what_becomes_of_its_saves():
+def test_a_replaced_rank_still_learns_what_becomes_of_its_saves():
     job = AJob(world=2).start()
     job.stage_all(ONE)
     job.stage(0, TWO)
@@ -326,7 +326,7 @@ def test_a_replaced_rank_still_hears_what_becomes_of_its_saves():
     assert job.ends(ONE, 1, "a") == ["durable"]
 
 
-def test_a_replaced_rank_is_not_told_durable_of_what_a_run_in_between_hides():
+def test_a_replaced_rank_gets_no_durable_of_what_a_run_in_between_hides():
     """A load gives that run's checkpoints: what this rank saved later lies on the store, and is worth nothing."""
     job = AJob(world=2).start()
     job.stage_all(ONE)
@@ -365,7 +365,7 @@ def freed_then_granted(job, slot, session):
     return told.index(("FreeSlot", slot)) < told.index(("ToRank", slot))
 
 
-def test_a_seal_that_nobody_heard_of_is_broken_before_the_slot_is_granted_again():
+def test_a_seal_that_none_knew_of_is_broken_before_the_slot_is_granted_again():
     """A rank that dies between seal and hand over: the next writer's half written bytes must not pass for its save."""
     job = AJob(world=1).start()
     slot = job.idle(0)
@@ -398,7 +398,7 @@ def test_processes_of_a_node_that_does_not_answer_keep_no_memory():
     assert sessions.wanted
 
 
-def test_a_number_that_comes_when_nobody_who_answers_stands_at_the_door_opens_nothing():
+def test_a_number_that_comes_when_none_who_answers_waits_for_admission_opens_nothing():
     """The store was slow, the ranks ended, and of a lost node nobody said so: another session may be the job by now."""
     sessions = Sessions(KEY, "a", Policy())
     event = ev.RankAttached(
@@ -429,7 +429,7 @@ def notices(job: AJob, rank: int, session: str) -> list[Notice]:
     return [message for message in job.told(rank, session) if isinstance(message, Notice)]
 
 
-def test_a_session_that_waits_for_old_ranks_hears_of_them_within_seconds_and_once():
+def test_a_session_that_waits_for_old_ranks_learns_of_them_within_seconds_and_once():
     job = AJob(world=2).start()
     for rank in range(2):
         job.say(ev.RankFound(job=KEY, rank=rank, session="a", pid=100 + rank, host="host"))
@@ -448,7 +448,7 @@ def test_a_session_that_waits_for_old_ranks_hears_of_them_within_seconds_and_onc
     assert job.of(act.TakeIncarnation)
 
 
-def test_a_door_that_opens_in_time_says_nothing():
+def test_an_admission_in_time_says_nothing():
     job = AJob(world=1).start()
     job.attach(0, "b")
     job.tick(2)

@@ -61,7 +61,7 @@ def test_a_new_rank_waits_for_what_is_being_allocated_for_the_old_one():
     assert len(table.grantable(0)) == 3
 
 
-def test_an_allocation_that_comes_when_nobody_wants_it_is_unlinked():
+def test_an_allocation_that_comes_when_none_wants_it_is_unlinked():
     table = a_table()
     table.demand(0, 4096)
     table.rank_left(0, writer_gone=True)

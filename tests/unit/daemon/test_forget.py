@@ -73,7 +73,7 @@ def test_what_was_durable_once_and_is_not_seen_there_now_is_refused_unless_force
     assert not job.catalogue.jobs
 
 
-def test_a_half_that_nobody_has_spoken_of_since_a_restart_is_refused_unless_forced():
+def test_a_half_that_none_has_spoken_of_since_a_restart_is_refused_unless_forced():
     """All ranks may have staged it: the other nodes are still to say so."""
     job = AJob(world=2)
     adopted = ev.SlotAdopted(

@@ -18,7 +18,7 @@ def manager(request, tmp_path, monkeypatch):
         yield listener
 
 
-def test_what_the_manager_hears(manager):
+def test_what_the_manager_receives(manager):
     assert systemd.ready("serving 2 jobs")
     assert manager.recv(4096) == b"READY=1\nSTATUS=serving 2 jobs"
     assert systemd.status("draining step 5")

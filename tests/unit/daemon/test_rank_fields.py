@@ -177,7 +177,7 @@ sys.exit(main())
 """
 
 
-def test_a_bug_that_a_rank_meets_is_answered_counted_and_told_and_the_job_goes_on(tmp_path):
+def test_a_bug_that_a_rank_meets_is_answered_counted_and_reported_and_the_job_goes_on(tmp_path):
     (tmp_path / "with_a_bug.py").write_text(BUG)
     with Node(str(tmp_path)) as node:
         node.start(program=(str(tmp_path / "with_a_bug.py"),))

@@ -221,7 +221,7 @@ def test_many_messages_at_once_from_one_who_does_not_read(node, stranger):
 # --- who speaks
 
 
-def test_another_version_is_told_what_to_do(node, stranger, job):
+def test_another_version_learns_what_to_do(node, stranger, job):
     with refused_more(node):
         reply = stranger.ask(m.Attach, **attach_words(job) | {"version": 99, "release": "9.9"})
     ours = f"this daemon (protocol {m.VERSION}, ckptd {__version__})"

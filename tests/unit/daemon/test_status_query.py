@@ -37,7 +37,7 @@ def test_it_is_over_when_all_have_answered():
     assert one.over(100.2)
 
 
-def test_it_is_over_when_nobody_answers_any_more_and_a_crowd_is_heard_out():
+def test_it_is_over_when_none_answers_any_more_and_a_crowd_is_waited_for():
     one = asked()
     assert not one.over(100.0 + status_query.PATIENCE_S - 0.01)
     assert one.over(100.0 + status_query.PATIENCE_S)

@@ -118,7 +118,7 @@ def test_limits_of_the_process():
         (["RemoveIPC=yes", "RemoveIPC=off"], False),
     ],
 )
-def test_what_logind_is_told(texts, removes):
+def test_the_settings_of_logind(texts, removes):
     assert rules.removes_ipc(texts) is removes
 
 

@@ -61,7 +61,7 @@ def test_a_hello_that_trickles_ends_by_its_deadline(server, monkeypatch):
         assert time.monotonic() - began < 2.0
 
 
-def test_a_thread_that_cannot_be_had_is_told_and_the_next_one_is_served(server, monkeypatch):
+def test_a_thread_that_cannot_be_had_is_reported_and_the_next_one_is_served(server, monkeypatch):
     assert server.problem() == ""
     real = threading.Thread.start
 
@@ -151,7 +151,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("rest", [0, 100])
-def test_little_that_comes_after_much_wakes_whoever_waits_for_it(rest):
+def test_little_that_comes_after_much_wakes_the_thread_that_waits_for_it(rest):
     """Seen as 20 s of waiting for a node that had sent all: a socket that wakes for much only slept over the end."""
     server = BulkServer(lambda *_: Slow(), LINKS.get)
     server.start()

@@ -126,7 +126,7 @@ def test_a_single_loss_takes_rows_alone():
     assert len(steps) == code.rows
 
 
-def test_what_nobody_wants_is_not_solved():
+def test_what_none_wants_is_not_solved():
     code = Code(Double(), 5, 1 << 20)
     steps = schedule(code.equations, [0], [Symbol(0, 1)])
     assert steps is not None

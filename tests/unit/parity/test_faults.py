@@ -280,7 +280,7 @@ def test_asks_that_make_no_sense_are_refused(nodes, what):
     encode_one(nodes, 2)  # and the server serves others
 
 
-def test_silent_strangers_do_not_keep_anybody_out(nodes, monkeypatch):
+def test_silent_strangers_keep_no_node_out(nodes, monkeypatch):
     monkeypatch.setattr("ckptd.shared.bulk.server._HELLO_TIMEOUT_S", 0.3)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(dial(nodes.nodes[1])) for _ in range(40)]

@@ -136,7 +136,7 @@ def test_parity_that_belongs_to_nothing_here_goes_at_the_start(node):
     assert node.status().used_nbytes == 0
 
 
-def test_a_topology_that_cannot_be_kept_is_told():
+def test_a_topology_that_cannot_be_kept_is_reported():
     with tempfile.TemporaryDirectory(prefix="ckptd-test-", dir="/dev/shm") as directory:
         cleaning, told = Background(1, "clean"), []
         effects = ActionExecutor(
@@ -279,7 +279,7 @@ class Broken:
         raise OSError(errno.EMFILE, "Too many open files")
 
 
-def test_what_cannot_be_done_for_peers_is_told_and_the_daemon_goes_on():
+def test_what_cannot_be_done_for_peers_is_reported_and_the_daemon_goes_on():
     daemon, job = object.__new__(Daemon), JobKey("/store", "job")
     daemon._queue, daemon._handling = deque(), False
     daemon._plane, daemon._catalogue = Broken(), Catalogue("n1", Policy())

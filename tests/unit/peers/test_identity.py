@@ -123,7 +123,7 @@ def test_hosts():
 
 
 @pytest.mark.parametrize("addresses", [[], ["127.0.1.1"]])
-def test_a_name_that_is_loopback_or_nothing_is_told(monkeypatch, addresses):
+def test_a_name_that_is_loopback_or_nothing_is_reported(monkeypatch, addresses):
     answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
     host, problem = find_host("")
@@ -140,7 +140,7 @@ def test_ipv4_comes_first(monkeypatch):
     assert find_host("") == ("10.1.2.3", "")
 
 
-def test_a_resolver_that_hangs_holds_nobody(monkeypatch):
+def test_a_resolver_that_hangs_holds_none(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(3))
     started = time.monotonic()
     assert find_host("")[0] == "127.0.0.1"
@@ -258,7 +258,7 @@ def test_topology_and_identity_have_room_where_all_memory_is_taken(full):
     shutil.rmtree(os.path.join(full.path, arena_paths.JOBS))
 
 
-def test_a_port_that_cannot_be_kept_stops_nobody(tmp_path, monkeypatch, caplog):
+def test_a_port_that_cannot_be_kept_stops_none(tmp_path, monkeypatch, caplog):
     me = identify(Config(arena=str(tmp_path), node="n1", peer_address="127.0.0.1"))
 
     def replace(_source, _target):

@@ -148,7 +148,7 @@ def test_what_no_daemon_said_is_dropped_and_counted(pair):
 
 
 @pytest.mark.parametrize("body", [packets.encode_body(packets.Message(b"\x81\xa4type\xa3foo")), b"\x92\xa3foo\x01"])
-def test_a_message_that_only_another_release_knows_is_refused_and_told(pair, body):
+def test_a_message_that_only_another_release_knows_is_refused_and_reported(pair, body):
     """With both sides: while the link is up, until the other daemon is another process."""
     remote = pair.planes["a"]._jobs[JOB]["b"]
     remote.link.send(body)
@@ -382,7 +382,7 @@ def a_peer_like(plane, **changes):
     return msgspec.structs.replace(plane.peer, node="a", endpoint="tcp://127.0.0.1:1", **changes)
 
 
-def test_a_wrong_server_key_is_seen_and_told(world):
+def test_a_wrong_server_key_is_seen_and_reported(world):
     a, b = world.start("a"), world.start("b")
     b.meet(JOB, [a.peer])
     a.meet(JOB, [msgspec.structs.replace(b.peer, key=make_keys().public)])
@@ -394,14 +394,14 @@ def test_a_wrong_server_key_is_seen_and_told(world):
     assert a.problems() == []
 
 
-def test_nobody_there_is_told(world):
+def test_an_absent_peer_is_reported(world):
     a = world.start("a")
     a.meet(JOB, [msgspec.structs.replace(a.peer, node="b", endpoint="tcp://127.0.0.1:1")])
     world.spend(1.5)
     assert any("node b at tcp://127.0.0.1:1 does not answer" in line for line in a.problems())
 
 
-def test_a_former_node_is_nobody_s_problem_until_a_job_is_on_it_again(world):
+def test_a_former_node_is_no_problem_until_a_job_is_on_it_again(world):
     a = world.start("a")
     gone = msgspec.structs.replace(a.peer, node="b", endpoint="tcp://127.0.0.1:1")
     a.keep(JOB, Topology((a.peer, gone), (0, 1)))
@@ -412,7 +412,7 @@ def test_a_former_node_is_nobody_s_problem_until_a_job_is_on_it_again(world):
     assert any("node b at tcp://127.0.0.1:1 does not answer" in line for line in a.problems())
 
 
-def test_one_that_cannot_be_reached_is_told(world):
+def test_one_that_cannot_be_reached_is_reported(world):
     a = world.start("a")
     a.meet(JOB, [msgspec.structs.replace(a.peer, node="b", endpoint="")])
     world.spend(1.2)
@@ -445,7 +445,7 @@ def test_a_known_key_speaks_in_no_other_name(world, dealer):
         (lambda: msgspec.msgpack.encode([4, "a", "b"]), "ckptd of unknown version"),
     ],
 )
-def test_another_version_is_refused_and_told(world, dealer, frame, release):
+def test_another_version_is_refused_and_reported(world, dealer, frame, release):
     """Whatever its packets look like from the third item on."""
     a, b = known_dealer(world, dealer)
     a.try_to_send(frame())
@@ -553,7 +553,7 @@ def test_a_key_that_is_none_is_refused_where_a_peer_is_decoded():
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(good), type=Peer) == good
 
 
-def test_a_peer_whose_key_cannot_be_used_is_down_and_told_and_harms_nobody(pair):
+def test_a_peer_whose_key_cannot_be_used_is_down_and_reported_and_harms_none(pair):
     a = pair.planes["a"]
     a.meet(JOB, [msgspec.structs.replace(a.peer, node="c", key="#" * 40)])  # in the alphabet, and no number
     pair.until(lambda: any("node c" in problem and "no connection" in problem for problem in a.problems()))

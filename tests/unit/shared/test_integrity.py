@@ -227,7 +227,7 @@ def test_a_key_file_is_for_its_owner_alone_and_never_replaced(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away")
-def test_a_key_of_somebody_else_is_refused(tmp_path):
+def test_a_key_of_another_user_is_refused(tmp_path):
     path = str(tmp_path / "key")
     write_key(path)
     os.chown(path, 12345, -1)
@@ -403,7 +403,7 @@ def test_another_store_than_the_manifests_is_no_checkpoint(tmp_path):
         open_sound(open_files(str(path), XXH3))
 
 
-def test_what_lies_there_for_stock_readers_is_not_proved_for_somebody_else(tmp_path, monkeypatch):
+def test_what_lies_there_for_stock_readers_is_not_proved_for_another_user(tmp_path, monkeypatch):
     """Who writes to the store puts metadata there before the commit; with a key none but its holder's is pinned."""
     evil = b"metadata of somebody else"
 
@@ -418,7 +418,7 @@ def test_what_lies_there_for_stock_readers_is_not_proved_for_somebody_else(tmp_p
 
 
 @pytest.mark.parametrize("reader", [XXH3, ONE])
-def test_a_kind_of_any_length_is_told_short(reader):
+def test_a_kind_of_any_length_is_reported_short(reader):
     """A forged record's word is said in the error; not megabytes of it."""
     body = b"CKPTDMF1" + msgspec.msgpack.encode(a_vote(XXH3, digest_kind="x" * (8 << 20)))
     committed = make_committed(make_manifest([(a_manifests_vote(XXH3), b"")], save=SAVE, writer="w"), b"")

@@ -161,7 +161,7 @@ def unkeyed(tree):
     return {alias.name for node in found for alias in node.names}
 
 
-def test_whoever_proves_bytes_says_how():
+def test_a_proof_of_bytes_says_how():
     silent = {module: found for module, tree in trees().items() if (found := list(says_nothing(module, tree)))}
     assert silent == {}
 

@@ -160,7 +160,7 @@ def test_a_claimed_number_is_the_first_ones(store):
 # --- a save
 
 
-def test_a_save_is_seen_by_nobody_before_it_is_committed_and_by_everybody_afterwards(store):
+def test_a_save_is_seen_by_none_before_it_is_committed_and_by_everybody_afterwards(store):
     put(store, SAVE)
     (entry,) = store.scan(JOB).partials
     assert (entry.save, entry.voted, entry.finishable) == (SAVE, ["node0", "node1"], True)

@@ -559,7 +559,7 @@ def _files_below(path: str) -> list[str]:
 
 
 @pytest.mark.parametrize("error", [errno.EBUSY, errno.ESTALE])
-def test_a_file_that_somebody_reads_over_nfs_keeps_nothing_else(key, error) -> None:
+def test_a_file_that_another_process_reads_over_nfs_keeps_nothing_else(key, error) -> None:
     old, new = committed(FileLayer(), key, OLDER), committed(FileLayer(), key, SAVE)
     os.mknod(f"{old.final}/.nfs0000")  # removed already, and still read
     with pytest.raises(OSError, match=os.strerror(error)):

@@ -61,7 +61,7 @@ def test_a_look_makes_no_store(store) -> None:
     assert not os.path.lexists(store)
 
 
-def test_a_user_may_begin_anew_on_purpose(store) -> None:
+def test_a_user_may_begin_again_on_purpose(store) -> None:
     made = PosixStore(store, fs=FS).open("demo", remembered=[STORE_ID], wanted=ANY_STORE)
     assert made.store_id not in {STORE_ID, ""}
 
@@ -195,7 +195,7 @@ def test_a_store_that_is_swapped_under_a_session_is_refused(store) -> None:
         PosixStore(store, fs=FS).check(made)
 
 
-def test_an_id_that_nobody_but_the_user_names_is_the_users(store) -> None:
+def test_an_id_that_none_but_the_user_names_is_the_users(store) -> None:
     with pytest.raises(WrongStoreError, match=rf"asks for the store with id {STORE_ID} .connect.store_id=") as caught:
         PosixStore(store, fs=FS).open("demo", wanted=STORE_ID)
     assert "forget" not in caught.value.hint

@@ -42,7 +42,7 @@ def test_a_number_among_the_clocks_is_not_behind_the_clock(key) -> None:
     assert take(FileLayer(), key, TAKER, at_least=behind) >= behind + 100
 
 
-def test_a_record_tells_run_session_and_node(key) -> None:
+def test_a_record_names_run_session_and_node(key) -> None:
     fs = FileLayer()
     take(fs, key, TAKER)
     take(fs, key, Taker(OTHER_RUN, "another", "b"))
@@ -141,7 +141,7 @@ def test_without_hard_links_takers_at_once_get_different_numbers(key) -> None:
     assert len(set(numbers)) == 24
 
 
-def test_without_hard_links_a_taker_killed_between_claim_and_record_leaves_a_number_that_nobody_has(key) -> None:
+def test_without_hard_links_a_taker_killed_between_claim_and_record_leaves_a_number_that_none_has(key) -> None:
     class Killed(_NoLinks):
         def rename(self, src: str, dst: str) -> None:
             raise KeyboardInterrupt
@@ -198,7 +198,7 @@ def test_a_commit_that_knows_a_session_to_be_over_takes_the_mark_away(key) -> No
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_run_whose_directory_was_emptied_commits_nothing_beside_the_one_that_began_anew(key, number) -> None:
+def test_a_run_whose_directory_was_emptied_commits_nothing_beside_the_one_that_began_again(key, number) -> None:
     """Its number may be higher: its checkpoint would hide what the living run was told is durable."""
     fs, save = FileLayer(), SaveId(number, 1, 50, RUN)
     for _ in range(number):
@@ -213,7 +213,7 @@ def test_a_run_whose_directory_was_emptied_commits_nothing_beside_the_one_that_b
     assert [entry.committed.save for entry in scan(fs, key).committed] == [save]
 
 
-def test_a_run_whose_directory_was_emptied_goes_on_there_while_nobody_has_begun_anew(key) -> None:
+def test_a_run_whose_directory_was_emptied_goes_on_there_while_none_has_begun_again(key) -> None:
     fs = FileLayer()
     take(fs, key, TAKER)
     shutil.rmtree(f"{key.store}/demo")
@@ -338,7 +338,7 @@ def test_at_every_interleaving_a_session_with_a_number_of_its_own_and_a_takeover
     assert len(outcomes) >= 2, outcomes
 
 
-def test_a_number_of_its_own_that_somebody_has_is_lost(key) -> None:
+def test_a_number_of_its_own_that_another_process_has_is_lost(key) -> None:
     number = incarnation_at(time.time())
     assert claim(FileLayer(), key, number, TAKER)
     assert claim(FileLayer(), key, number, Taker(RUN, "session", "another node"))  # its coordinator moved
@@ -353,7 +353,7 @@ def test_a_number_that_was_given_and_said_not_to_be_is_the_sessions_still(key) -
     assert [record.run for record in records_of(FileLayer(), key)] == [RUN.hex()]
 
 
-def test_a_number_that_comes_when_nobody_waits_any_more_is_given_back(key) -> None:
+def test_a_number_that_comes_when_none_waits_any_more_is_given_back(key) -> None:
     """A store that hung; its daemon went on with a number of the clock, and another session may be the job by now."""
     with pytest.raises(CkptdError, match="too late"):
         take(FileLayer(), key, TAKER, until=time.monotonic() - 1)

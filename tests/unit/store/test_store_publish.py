@@ -127,7 +127,7 @@ def test_a_newer_one_that_is_published_meanwhile_has_the_last_word(saved, out) -
     assert (out / "best" / "a").read_bytes() == b"new"
 
 
-def test_a_newer_one_that_only_the_store_knows_of_is_not_put_back_but_told_of(saved, key, out) -> None:
+def test_a_newer_one_that_only_the_store_knows_of_is_not_put_back_but_reported(saved, key, out) -> None:
     """What it says of itself could be anybody's word."""
     saved.commit(OLD, {"a": b"old"}, out / "best", latest="old")
     note = publish(a_slow_disk(saved, out, known=False), key, OLD, saved)
@@ -135,7 +135,7 @@ def test_a_newer_one_that_only_the_store_knows_of_is_not_put_back_but_told_of(sa
     assert (out / "latest").read_text() == "old"
 
 
-def test_what_somebody_put_beside_our_files_stays(saved, out) -> None:
+def test_what_another_process_put_beside_our_files_stays(saved, out) -> None:
     saved.commit(OLD, {"a": b"old", "deep/b": b"old"}, out / "best")
     saved.publish(OLD)
     (out / "best" / "deep" / "notes").write_text("theirs")
@@ -305,7 +305,7 @@ def test_nor_is_a_published_one_of_another_run_taken_for_it(order, whole, saved,
     assert os.path.exists(saved.path(NAMESAKE))
 
 
-def test_an_intent_whose_checkpoint_is_gone_is_not_told_done_by_its_namesake(saved, key, out) -> None:
+def test_an_intent_whose_checkpoint_is_gone_is_not_reported_done_by_its_namesake(saved, key, out) -> None:
     mine = Publication(str(out / "mine"), True)
     saved.commit(NAMESAKE, {"a": b"theirs"}, out / "best")
     assert publish_left(layer(key), key, {OLD: mine, **saved}) == ([NAMESAKE], [])
@@ -369,7 +369,7 @@ def test_where_a_later_number_has_both_places_two_runs_of_one_do_not_meet(saved,
     assert (out / "latest").read_text() == "newest"
 
 
-def test_a_run_of_the_same_number_that_is_committed_meanwhile_is_told_of(saved, key, out) -> None:
+def test_a_run_of_the_same_number_that_is_committed_meanwhile_is_reported(saved, key, out) -> None:
     saved.commit(OLD, {"a": b"old"}, out / "best", latest="old")
     slow = a_slow_disk(saved, out, known=True, other=BESIDE, published=False)
     note = publish(slow, key, OLD, saved)

@@ -103,7 +103,7 @@ def test_images_without_archives_have_no_metadata(tmp_path):
     assert not {STOCK_METADATA, STOCK_OBJECTS} & set(os.listdir(final))
 
 
-def test_a_layout_that_nobody_can_read_costs_only_the_metadata(tmp_path):
+def test_a_layout_that_none_can_read_costs_only_the_metadata(tmp_path):
     (tmp_path / "store").mkdir()
     slots = slots_in(tmp_path)
     slots[1] = Slot(**{**vars(slots[1]), "layout_raw": b"?"})

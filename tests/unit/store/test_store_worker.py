@@ -385,7 +385,7 @@ def another_version(root: Path, protocol: int) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(root)}
 
 
-def test_a_worker_that_was_replaced_on_disk_is_told_of_not_waited_for(
+def test_a_worker_that_was_replaced_on_disk_is_reported_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = another_version(tmp_path / "new", VERSION + 1)

@@ -91,7 +91,7 @@ def entries(node: Node, pattern: re.Pattern[str]) -> list[tuple[str, str, dict[s
 
 
 @pytest.mark.parametrize("journal", [True, False])
-def test_a_daemon_tells_of_a_save_a_drain_and_what_goes_wrong(tmp_path, journal):
+def test_a_daemon_reports_a_save_a_drain_and_what_goes_wrong(tmp_path, journal):
     store = tmp_path / "a store"
     store.mkdir()
     with Node(str(tmp_path)) as node:

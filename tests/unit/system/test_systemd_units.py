@@ -148,7 +148,7 @@ def test_tmpfiles_makes_a_directory_that_a_daemon_takes(tmp_path):
     assert made.stat().st_mode & 0o7777 == 0o700
 
 
-def test_what_a_real_daemon_tells_its_manager(tmp_path):
+def test_what_a_real_daemon_reports_to_its_manager(tmp_path):
     """In this order; and that a stop may take as long as stop_drain_s says, whatever TimeoutStopSec is."""
     heard = b""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, Node(str(tmp_path)) as node:

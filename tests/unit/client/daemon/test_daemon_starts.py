@@ -41,7 +41,7 @@ def test_a_daemon_that_comes_later_is_waited_for(empty):
     timer.join()
 
 
-def test_who_waits_is_told_for_what_and_then_that_it_was_in_vain(empty, caplog):
+def test_a_rank_that_waits_learns_for_what_and_then_that_it_failed(empty, caplog):
     with caplog.at_level(logging.WARNING, "ckptd_client"):
         began = time.time()
         with pytest.raises(ConnectError) as error:

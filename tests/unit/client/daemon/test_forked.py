@@ -139,7 +139,7 @@ def test_what_only_looks_works_in_a_child(saved):
     assert in_child(lambda: handle.step) == "1"
 
 
-def test_a_child_that_leaves_the_client_disturbs_nobody(saved):
+def test_a_child_that_leaves_the_client_disturbs_none(saved):
     client, _, state = saved
 
     def leaves():
@@ -165,7 +165,7 @@ def test_a_child_may_be_a_job_of_its_own(saved, node, job):
     assert_goes_on(client, state, 2)
 
 
-def test_a_child_of_a_child_is_told_as_well(saved):
+def test_a_child_of_a_child_is_reported_as_well(saved):
     client, _, _ = saved
     told = in_child(lambda: in_child(client.steps))
     assert f"of process {os.getpid()}" in told

@@ -215,7 +215,7 @@ def test_a_rank_that_died_before_connect_is_named_in_time(dies, node, tmp_path):
     assert f"rank {dies} of 2 did not call connect within 5 s".encode() in out
 
 
-def test_a_restarted_daemon_is_told_the_same_topology(tmp_path, job, join):
+def test_a_restarted_daemon_receives_the_same_topology(tmp_path, job, join):
     with Node(str(tmp_path)) as node:
         node.start("--log-level", "debug")
         client = join(on=node)

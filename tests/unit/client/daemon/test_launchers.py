@@ -195,7 +195,7 @@ def test_tensors_that_another_rank_saved_are_read_from_memory(ranks):
     assert seconds < 10
 
 
-def test_a_misfit_in_a_job_of_another_size_is_told_on_all_ranks(ranks):
+def test_a_misfit_in_a_job_of_another_size_is_reported_on_all_ranks(ranks):
     def load(link_up):
         return link_up.load({"w": torch.zeros(3), "v": torch.zeros(1)})
 
@@ -206,7 +206,7 @@ def test_a_misfit_in_a_job_of_another_size_is_told_on_all_ranks(ranks):
     assert seconds < 10
 
 
-def test_ranks_that_load_different_steps_are_told_on_all_ranks(ranks):
+def test_ranks_that_load_different_steps_are_reported_on_all_ranks(ranks):
     def both(link_up):
         save_one(0)(link_up)
         return save_one(1)(link_up)
@@ -220,19 +220,19 @@ def test_ranks_that_load_different_steps_are_told_on_all_ranks(ranks):
     assert [result.step for result in results] == [0, 0]
 
 
-def test_ranks_that_save_different_steps_are_told_on_all_ranks(ranks):
+def test_ranks_that_save_different_steps_are_reported_on_all_ranks(ranks):
     results, seconds = ranks(save_one(1), save_one(2))
     assert all("ranks disagree about the step of one save" in str(result) for result in results), results
     assert seconds < 10
 
 
-def test_ranks_that_disagree_about_the_size_are_told(ranks):
+def test_ranks_that_disagree_about_the_size_are_reported(ranks):
     results, seconds = ranks(load_one(), load_one(), sizes=[2, 3])
     assert any("rank 1 says the job has 3 ranks, others say 2" in str(result) for result in results), results
     assert seconds < 10
 
 
-def test_a_rank_that_was_refused_at_the_door_is_not_waited_for(tmp_path, monkeypatch):
+def test_a_rank_that_was_refused_at_admission_is_not_waited_for(tmp_path, monkeypatch):
     def connect(rank, size):
         monkeypatch.setattr(_connect, "find_group", lambda *_: Group(rank, size, "session"))
         return ckptd_client.connect("door", store=node.store, arena=node.arena, start=False)
@@ -248,7 +248,7 @@ def test_a_rank_that_was_refused_at_the_door_is_not_waited_for(tmp_path, monkeyp
             assert time.monotonic() - began < 2
 
 
-def test_a_misfit_on_one_rank_is_told_on_all_ranks(ranks):
+def test_a_misfit_on_one_rank_is_reported_on_all_ranks(ranks):
     assert ranks(save_one(0), save_one(0))[0] == ["durable"] * 2
     results, seconds = ranks(load_one(), lambda link_up: link_up.load({"w": torch.zeros(4)}), session="later")
     assert all(isinstance(result, RestoreError) for result in results), results
@@ -274,7 +274,7 @@ LOST = [
 
 
 @pytest.mark.parametrize(("environ", "message"), LOST)
-def test_ranks_that_cannot_find_each_other_are_told_what_to_call(environ, message, monkeypatch):
+def test_ranks_that_cannot_find_each_other_learn_what_to_call(environ, message, monkeypatch):
     for name in ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     if "PMI_SIZE" in environ:

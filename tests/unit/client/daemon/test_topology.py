@@ -58,7 +58,7 @@ def test_what_all_ranks_must_give_alike_is_compared():
         topology_of([records[0], other])
 
 
-def test_two_daemons_of_one_name_are_told_apart_by_their_arenas():
+def test_two_daemons_of_one_name_are_distinguished_by_their_arenas():
     twins = [record("a", arena="1", host="x"), record("b"), record("a", arena="2", host="y")]
     with pytest.raises(ConfigError, match=r"two daemons call themselves node 'a': .* on x \(rank 0\) and .* on y") as e:
         topology_of(twins)
@@ -159,7 +159,7 @@ def test_double_parity_has_smaller_sets():
     assert topology_of([msgspec.structs.replace(w, redundancy=Scheme.XOR, set_size=64) for w in records]).set_size == 64
 
 
-def test_a_topology_that_fits_no_message_is_told():
+def test_a_topology_that_fits_no_message_is_reported():
     records = [
         record(f"{'n' * 200}{number}", endpoint=f"tcp://10.{number // 256}.{number % 256}.1:7000")
         for number in range(4000)

@@ -106,7 +106,7 @@ def test_what_is_not_given_by_name():
     [("CKPTD_STOER", "CKPTD_STORE"), ("CKPTD_JOBS", "CKPTD_JOB"), ("CKPTD_SLOT_PER_RANK", "CKPTD_SLOTS_PER_RANK"),
      ("CKPTD_NOAUTOSTART", "CKPTD_NO_AUTOSTART")],
 )  # fmt: skip
-def test_a_variable_that_is_misspelt_is_told_also_where_a_daemon_runs(name, near, monkeypatch, node, job):
+def test_a_variable_that_is_misspelt_is_reported_also_where_a_daemon_runs(name, near, monkeypatch, node, job):
     monkeypatch.setenv(name, "x")
     error = refused(ConfigError, job=job, store=node.store, arena=node.arena)
     assert error.message == f"unknown setting {name} in the environment"

@@ -25,7 +25,7 @@ def names_of(alike):
     }
 
 
-def test_each_rank_hears_what_it_has_in_common_with_whom():
+def test_each_rank_learns_what_it_has_in_common_with_whom():
     plans = answer([plan_of("a", "b", "own"), plan_of("b", "a", "c", "own"), plan_of("c", "d")])
     found = [plan.storage_data for plan in plans]
     assert [names_of(one) for one in found] == [
@@ -57,7 +57,7 @@ def test_nothing_is_said_where_all_go_on_with_cached_plans():
 
 
 @pytest.mark.parametrize("usable", [SavePlan([]), SavePlan([], storage_data="another writer's")])
-def test_what_some_do_not_hear_nobody_compares(usable):
+def test_what_some_do_not_receive_none_compares(usable):
     first, second, third = answer([plan_of("a"), CACHED, usable])
     assert first.storage_data == UNKNOWN
     assert third.storage_data == UNKNOWN

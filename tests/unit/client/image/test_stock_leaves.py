@@ -44,7 +44,7 @@ def test_torch_loads_what_was_saved(make):
     assert not difference(loaded(StockLeaves().encode(leaves_of(values))), values)
 
 
-def test_only_leaves_that_changed_are_made_anew(made):
+def test_only_leaves_that_changed_are_made_again(made):
     stock = StockLeaves()
     values = {f"leaf {i}": [i, {"lr": 0.5}] for i in range(100)}
     first = stock.encode(leaves_of(values))
@@ -73,7 +73,7 @@ def test_no_leaves_are_no_bytes():
     assert StockLeaves().encode({}) == b""
 
 
-def test_what_pickle_refuses_is_left_out_and_told_once(caplog):
+def test_what_pickle_refuses_is_left_out_and_reported_once(caplog):
     @register
     @dataclasses.dataclass
     class Local:

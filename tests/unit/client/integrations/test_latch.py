@@ -24,7 +24,7 @@ def _hold(pipe):
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_who_waits_for_a_latch_is_let_go_when_it_opens(method):
+def test_who_waits_for_a_latch_is_released_when_it_opens(method):
     latch = Latch()
     waiting = multiprocessing.get_context(method).Process(target=await_latch, args=latch.place)
     waiting.start()
@@ -36,7 +36,7 @@ def test_who_waits_for_a_latch_is_let_go_when_it_opens(method):
     latch.close()
 
 
-def test_who_waits_for_a_latch_is_let_go_when_its_holder_is_killed():
+def test_who_waits_for_a_latch_is_released_when_its_holder_is_killed():
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     holder = context.Process(target=_hold, args=(theirs,))
@@ -51,7 +51,7 @@ def test_who_waits_for_a_latch_is_let_go_when_its_holder_is_killed():
     holder.join()
 
 
-def test_nobody_waits_for_a_latch_of_its_own_or_of_one_who_is_gone():
+def test_none_waits_for_a_latch_of_its_own_or_of_one_who_is_gone():
     latch = Latch()
     await_latch(*latch.place)
     place = latch.place

@@ -94,7 +94,7 @@ def test_an_older_directory_that_the_newer_is_still_to_replace_is_not_read(clien
     memory.close()
 
 
-def test_damage_is_told_and_nothing_is_left(client, join, node, tmp_path, emptied):
+def test_damage_is_reported_and_nothing_is_left(client, join, node, tmp_path, emptied):
     client.save_files(FILES, 1).wait("durable")
     client.close()
     emptied()

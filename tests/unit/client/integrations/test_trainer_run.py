@@ -132,7 +132,7 @@ def test_without_a_daemon_training_goes_on_to_its_end(tmp_path, begin, caplog):
         assert "no daemon" in run.bring(str(tmp_path / "out" / "1"))
 
 
-def test_what_somebody_altered_is_not_what_was_saved(tmp_path, begin):
+def test_what_another_process_altered_is_not_what_was_saved(tmp_path, begin):
     """A stock trainer that writes over it, or a user who removes what is not to be resumed."""
     with Node(str(tmp_path)) as node:
         node.start()

@@ -134,7 +134,7 @@ class Keeper:
         (lambda state: {"w": nn.Parameter(state["w"]), "n": 1}, None),
     ],
 )
-def test_what_an_object_makes_of_a_tensor_is_told(change, fault, join):
+def test_what_an_object_makes_of_a_tensor_is_reported(change, fault, join):
     client = join()
     client.save({"k": Keeper({"w": torch.ones(2, 2), "n": 1})}, 1).wait("staged", 20)
     target = {"k": Keeper({"w": torch.zeros(2, 2), "n": 0}, change)}
@@ -155,7 +155,7 @@ class Halving(torch.optim.AdamW):
         super().load_state_dict(state_dict)
 
 
-def test_an_optimizer_that_changes_its_state_in_place_is_told(join):
+def test_an_optimizer_that_changes_its_state_in_place_is_reported(join):
     client, saved = join(), nn.Linear(3, 3)
     optimizer = torch.optim.AdamW(saved.parameters())
     saved(torch.ones(3)).sum().backward()

@@ -99,7 +99,7 @@ def test_far_more_blocks_than_buffers_with_gaps(tmp_path):
     assert set(got[0]) == set(range(0, 600, 6)) | {599}
 
 
-def test_a_block_that_cannot_be_read_is_told_to_those_who_want_it(tmp_path):
+def test_a_block_that_cannot_be_read_is_reported_to_those_who_want_it(tmp_path):
     got, _ = read_all(meet(tmp_path, {0: {0, 1, 2}, 1: {0, 1, 2}}, 3), fail={1})
     assert got == {rank: {0: 0, 1: None, 2: 2} for rank in (0, 1)}
 
@@ -118,12 +118,12 @@ def test_who_goes_away_leaves_the_others_to_read_alone(tmp_path):
     assert None in got[0].values()
 
 
-def test_a_rank_alone_meets_nobody(tmp_path):
+def test_a_rank_alone_meets_none(tmp_path):
     assert Rendezvous(str(tmp_path), "s", SAVE, (0,), 0).open(Blocks([1, 1]), b"") is None
     assert Rendezvous(str(tmp_path), "s", SAVE, (), 0).open(Blocks([1, 1]), b"") is None
 
 
-def test_who_wants_nothing_keeps_nobody_waiting(tmp_path):
+def test_who_wants_nothing_keeps_none_waiting(tmp_path):
     got, _ = read_all(meet(tmp_path, {0: {0, 1}, 1: set(), 2: {1}}, 2))
     assert got == {0: {1: 1}, 1: {}, 2: {1: 1}}
 

@@ -169,7 +169,7 @@ def test_a_node_that_does_not_come_costs_the_others_patience_only(checkpoint, tm
     assert len(checkpoint.read) == len(set(checkpoint.read)), checkpoint.read
 
 
-def test_nodes_that_heard_different_ones_read_by_themselves(checkpoint, tmp_path, monkeypatch):
+def test_nodes_that_got_different_ones_read_by_themselves(checkpoint, tmp_path, monkeypatch):
     real = peer_exchange.PeerNodes.wants
 
     def deaf(self, nbytes):

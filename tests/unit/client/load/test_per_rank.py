@@ -135,7 +135,7 @@ def test_the_same_number_of_ranks_and_values_that_are_alike_need_no_note(stored)
 OWN = Named(per_rank=("rng", "python"))
 
 
-def test_a_rank_without_a_value_of_its_own_keeps_its_present_one_and_is_told(stored):
+def test_a_rank_without_a_value_of_its_own_keeps_its_present_one_and_is_notified(stored):
     found = stored(2)
     for rank in range(4):
         state, notes, own = load(found, rank, 4, OWN)

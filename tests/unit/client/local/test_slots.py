@@ -22,7 +22,7 @@ def put(directory, fill: bytes, name=NAME):
     return path
 
 
-def test_a_slot_whose_name_was_used_again_is_mapped_anew(tmp_path):
+def test_a_slot_whose_name_was_used_again_is_mapped_again(tmp_path):
     slots = Slots(str(tmp_path))
     put(tmp_path, b"a")
     slots.grant(NAME, SIZE)
@@ -62,7 +62,7 @@ def test_a_slot_that_cannot_be_mapped_stays_granted(tmp_path, monkeypatch):
     slots.close()
 
 
-def test_memory_of_slots_that_are_too_small_is_let_go(tmp_path):
+def test_memory_of_slots_that_are_too_small_is_released(tmp_path):
     slots = Slots(str(tmp_path))
     path = put(tmp_path, b"a")
     slots.grant(NAME, SIZE)

@@ -42,7 +42,7 @@ def stopped(node):
         node.daemon.send_signal(signal.SIGCONT)
 
 
-def test_a_daemon_that_hangs_is_told_by_one_thread_and_it_is_said_what_to_type(node, join, caplog):
+def test_a_daemon_that_hangs_is_notified_by_one_thread_and_it_is_said_what_to_type(node, join, caplog):
     client, step = join(), iter(range(1_000_000))
     client.preempted(next(step))
 
@@ -77,7 +77,7 @@ client.preempted(1)
 """
 
 
-def test_a_process_that_ends_while_a_daemon_that_hangs_is_told_ends_without_a_traceback(node):
+def test_a_process_that_ends_while_it_notifies_a_daemon_that_hangs_ends_without_a_traceback(node):
     process = node.run(ENDS, str(node.daemon.pid))
     try:
         _, err = process.communicate(timeout=20)

@@ -27,7 +27,7 @@ def run(code: str) -> tuple[int, list[str], str]:
     return done.returncode, done.stdout.split(), done.stderr
 
 
-def test_of_two_listeners_the_one_that_is_left_hears_and_so_does_the_user():
+def test_of_two_listeners_the_one_that_is_left_receives_and_so_does_the_user():
     code = """
 signal.signal(TERM, user)
 a, b = Listener(), Listener()
@@ -132,7 +132,7 @@ print(a.received)
     assert run(code) == (0, ["-15", "set()", "SIGTERM"], "")
 
 
-def test_first_in_a_thread_nothing_is_heard_and_nothing_is_installed():
+def test_first_in_a_thread_nothing_is_received_and_nothing_is_installed():
     code = "in_thread(lambda: said.append(Listener())); print(*said[0].not_received, flush=True); send(TERM)"
     assert run(code)[:2] == (-signal.SIGTERM, ["SIGTERM", "SIGUSR1"])
 

@@ -45,7 +45,7 @@ def test_a_rank_that_first_asks_later_finds_the_word(path):
     board.close()
 
 
-def test_a_step_that_was_announced_is_kept_and_told_to_who_asks_again(path):
+def test_a_step_that_was_announced_is_kept_and_reported_to_who_asks_again(path):
     board = StepBoard(path)
     board.at(4)
     assert hold([path]) == (4, None)

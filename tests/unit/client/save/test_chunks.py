@@ -307,7 +307,7 @@ def test_an_empty_tensor_at_the_end_of_a_file_is_that_files(dual, rows, as_rank)
     assert names[1] == {"cut"}
 
 
-def test_a_layout_that_nobody_could_read_is_not_saved(monkeypatch):
+def test_a_layout_that_none_could_read_is_not_saved(monkeypatch):
     monkeypatch.setattr("ckptd_client._image.plan.make_layout", lambda *args, **kw: broken(make_layout(*args, **kw)))
 
     def broken(layout):

@@ -136,14 +136,14 @@ SHORT = (1, PAGE - 1, PAGE, PAGE + 1, BLOCK_NBYTES, BLOCK_NBYTES + 1, 2 * BLOCK_
 
 @pytest.mark.parametrize("direct", [False, True], ids=["buffered", "direct"])
 @pytest.mark.parametrize("missing", [n for n in SHORT if (len(DATA) - n) % PAGE == 0])
-def test_a_file_that_became_short_is_told_where_it_ends(missing, direct, source_of):
+def test_a_file_that_became_short_is_reported_with_its_end(missing, direct, source_of):
     source = source_of(DATA, direct=direct, missing=missing)
     with pytest.raises(DamagedError, match="image: "):
         copy_out(source, [])
 
 
 @pytest.mark.parametrize("missing", [n for n in SHORT if (len(DATA) - n) % PAGE])
-def test_a_file_that_became_short_inside_a_page_is_told_where_it_ends(missing, source_of):
+def test_a_file_that_became_short_inside_a_page_is_reported_with_its_end(missing, source_of):
     source = source_of(DATA, missing=missing)
     with pytest.raises(DamagedError, match="image: "):
         copy_out(source, [])
@@ -295,7 +295,7 @@ def test_a_tensor_that_this_rank_did_not_save_is_asked_of_the_others():
     assert set(found.targets) == {0, 1}
 
 
-def test_a_tensor_that_nobody_saved_is_a_misfit():
+def test_a_tensor_that_none_saved_is_a_misfit():
     with pytest.raises(MismatchError, match=r"state\['b'\]: a tensor in the state, none in the checkpoint"):
         fit_rank({"a": torch.zeros(2), "b": torch.zeros(3)}, {"a": torch.zeros(2)}, {"a": torch.zeros(2)})
 

@@ -204,7 +204,7 @@ def test_a_directory_of_ours_is_replaced(join, tmp_path):
     assert os.listdir(tmp_path) == ["tag"], "nothing is left of the earlier one"
 
 
-def test_of_somebody_elses_directory_only_our_files_are_replaced(join, tmp_path):
+def test_of_another_users_directory_only_our_files_are_replaced(join, tmp_path):
     out = tmp_path / "tag"
     out.mkdir()
     (out / "theirs").write_text("theirs")
@@ -227,7 +227,7 @@ def test_single_files_are_put_into_a_directory(join, tmp_path):
     assert [torch.load(tmp_path / f"epoch={step}.ckpt") for step in (1, 2)] == [1, 2]
 
 
-def test_a_place_that_cannot_be_is_told_and_made_good(node, join, tmp_path):
+def test_a_place_that_cannot_be_is_reported_and_made_good(node, join, tmp_path):
     """The checkpoint is durable all the same, and published by the next daemon that looks."""
     (tmp_path / "file").write_text("in the way")
     client = join()

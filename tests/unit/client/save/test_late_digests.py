@@ -120,7 +120,7 @@ def read(tensor, lease, while_it_reads=lambda: None):
     return digest, copies.written()
 
 
-def test_what_nobody_wrote_to_is_the_digest_of_the_save(armed):
+def test_what_none_wrote_to_is_the_digest_of_the_save(armed):
     tensor, lease = armed
     digest, written = read(tensor, lease)
     assert written == []

@@ -179,7 +179,7 @@ def test_two_clients_of_one_memory_are_in_each_others_way_and_never_wrong(late, 
 
 
 @pytest.mark.parametrize("when", ["before its thread has begun", "when it copies"])
-def test_a_copy_whose_begin_is_interrupted_ends_nothing_of_anybody_elses(when, late, monkeypatch):
+def test_a_copy_whose_begin_is_interrupted_ends_no_other_copy(when, late, monkeypatch):
     victim, client = late()
     start, run, go_on = threading.Thread.start, Overlap._run, threading.Event()
 
@@ -231,7 +231,7 @@ def test_a_step_that_was_replaced_on_the_instance_is_an_objection(late, caplog):
     assert client.stats().last_late_nbytes > 0
 
 
-def test_a_save_that_nobody_disturbs_is_staged_late_and_the_memory_is_free_again(late, monkeypatch):
+def test_a_save_that_none_disturbs_is_staged_late_and_the_memory_is_free_again(late, monkeypatch):
     victim, client = late()
     moment = Moment(monkeypatch, "before the copy")
     for _ in range(3):
@@ -244,7 +244,7 @@ def test_a_save_that_nobody_disturbs_is_staged_late_and_the_memory_is_free_again
     assert not late_memory()._ready
 
 
-def test_a_late_save_is_handed_over_and_told_without_another_call_of_the_users(late, node):
+def test_a_late_save_is_handed_over_and_reported_without_another_call_of_the_users(late, node):
     """The last save of a run, after which nothing calls the client."""
     victim, client = late()
     handle = client.save(victim.state, 9)
@@ -380,7 +380,7 @@ def test_a_writer_that_goes_from_tensor_to_tensor_costs_three_saves(join, monkey
     assert caplog.text.count("others than the optimizer wrote") == 1
 
 
-def test_an_address_that_cannot_be_read_although_nobody_wrote_costs_one_save(late, monkeypatch):
+def test_an_address_that_cannot_be_read_although_none_wrote_costs_one_save(late, monkeypatch):
     victim, client = late()
 
     def fail(found):
@@ -487,7 +487,7 @@ def test_copies_that_are_slower_than_the_steps_cost_three_saves(join, job, monke
     assert client.stats().late.startswith("off: it cost 3 saves: copies are not done")
 
 
-def test_a_lease_that_nobody_refers_to_is_over(late):
+def test_a_lease_that_none_refers_to_is_over(late):
     late()
     memory = late_memory()
     units = [Range(min(memory._ready), min(memory._ready) + HUGE_NBYTES)]
@@ -538,14 +538,14 @@ def save_exactly(close, client):
     return client.stats().last_late_nbytes
 
 
-def test_pages_of_small_tensors_are_late_once_nobody_wrote_beside_them_in_three_saves(close):
+def test_pages_of_small_tensors_are_late_once_none_wrote_beside_them_in_three_saves(close):
     assert [save_exactly(*close) for _ in range(3)] == [0, 0, 0]
     assert close[1].stats().late.startswith("proof, but nothing is late yet: it is watched")
     assert save_exactly(*close) > 12 << 20
     assert close[1].stats().late == "proof"
 
 
-def test_pages_beside_which_somebody_writes_are_never_late_and_no_save_fails(close, monkeypatch):
+def test_pages_beside_which_another_process_writes_are_never_late_and_no_save_fails(close, monkeypatch):
     small, client = close
     moment = Moment(monkeypatch, "before the copy")
     moment.act = lambda: small.gaps.add_(1)

@@ -51,7 +51,7 @@ def test_what_a_look_meets_ends_it_not(join, monkeypatch):
 
 
 @pytest.mark.parametrize("timeout_s", [0, 0.0])
-def test_a_poll_asks_nobody(join, timeout_s):
+def test_a_poll_asks_none(join, timeout_s):
     client = join(drain_every=1000)
     client.save(state(), 1).wait("durable", 20)
     handle = client.save(state(), 2).wait("staged", 20)

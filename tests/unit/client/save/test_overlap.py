@@ -121,7 +121,7 @@ def test_without_attach_nothing_is_late(join, held):
     client.save(loop.state()).wait("staged", 20)
 
 
-def test_the_save_becomes_staged_though_nobody_steps_or_asks(trained, let_go):
+def test_the_save_becomes_staged_though_none_steps_or_asks(trained, let_go):
     loop, client = trained
     handle = client.save(loop.state())
     deadline = time.monotonic() + 20
@@ -565,12 +565,12 @@ def test_a_compiled_step_waits_too(join, held):
 
 
 @pytest.mark.parametrize("wrong", [None, "adam", nn.Linear(1, 1), torch.optim.lr_scheduler.ConstantLR])
-def test_what_is_no_optimizer_is_told(join, wrong):
+def test_what_is_no_optimizer_is_reported(join, wrong):
     with pytest.raises(UsageError, match="attach"):
         join().attach(wrong)
 
 
-def test_attach_of_nothing_is_told(join):
+def test_attach_of_nothing_is_reported(join):
     with pytest.raises(UsageError, match="no optimizer"):
         join().attach()
 

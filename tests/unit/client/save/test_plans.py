@@ -25,7 +25,7 @@ def test_full_saves_and_saves_of_the_model_alternate_with_a_plan_each(join):
     assert not difference(expected, model.state_dict()["weight"])
 
 
-def test_a_structure_that_changes_is_planned_once_more_and_old_plans_are_let_go(join):
+def test_a_structure_that_changes_is_planned_once_more_and_old_plans_are_released(join):
     client = join()
     for size in range(1, 9):
         state = {"w": torch.ones(size)}
@@ -35,7 +35,7 @@ def test_a_structure_that_changes_is_planned_once_more_and_old_plans_are_let_go(
     assert len(client._staging.plans._plans) < 8
 
 
-def test_a_pattern_that_names_nothing_is_told_once(join, caplog):
+def test_a_pattern_that_names_nothing_is_reported_once(join, caplog):
     client = join(replicated=["modle.*", "model.*"])
     for _ in range(2):
         client.save({"model": {"w": torch.ones(3)}}).wait("staged", 20)

@@ -215,7 +215,7 @@ def test_a_client_that_is_dropped_is_not_kept(node, job):
     wait_for(lambda: not threads())
 
 
-def test_a_forked_child_ends_as_ever(join, slow_pages):
+def test_a_forked_child_ends_as_before(join, slow_pages):
     client = join()
     client.load(plain())
     assert slow_pages.wait(10)

@@ -95,7 +95,7 @@ def plan(state, rank, world_size=3, replicated=("*",)):
     return make_plan(state, rank=rank, world_size=world_size, replicated=replicated)
 
 
-def test_tied_tensors_are_saved_once_and_named_by_whoever_has_a_part():
+def test_tied_tensors_are_saved_once_and_named_by_the_rank_that_has_a_part():
     weight = torch.arange(30.0).view(10, 3)
     state = {"a": weight, "b": weight, "c": torch.arange(4)}
     names = [[box.name for box in plan(state, rank).image.boxes] for rank in range(3)]
@@ -112,7 +112,7 @@ def test_what_cannot_be_cut_and_what_is_not_named_is_everybodys_own():
 
 
 @pytest.mark.parametrize("balanced", [True, False])
-def test_what_no_stream_has_is_said_to_be_compared_by_nobody(balanced):
+def test_what_no_stream_has_is_said_to_be_compared_by_none(balanced):
     packed = torch.zeros(4, 2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     both = {"packed": packed, "ours": torch.ones(600)}
     said = {}
@@ -148,13 +148,13 @@ def test_a_lone_rank_saves_everything():
 
 
 @pytest.mark.parametrize("wrong", ["model.*", 3, [""], [1]])
-def test_patterns_that_are_none_are_told(join, wrong):
+def test_patterns_that_are_none_are_reported(join, wrong):
     with pytest.raises(ConfigError, match="replicated"):
         join(replicated=wrong)
 
 
 @pytest.mark.parametrize("wrong", ["row", "", 1])
-def test_a_balance_that_is_none_is_told(join, wrong):
+def test_a_balance_that_is_none_is_reported(join, wrong):
     with pytest.raises(ConfigError, match="balance"):
         join(balance=wrong)
 
@@ -230,7 +230,7 @@ def test_a_save_that_failed_leaves_the_next_one_due():
     assert wholes(Sampling(Verify(), Cadence(10)), range(3, 40, 3), fails=(12, 15)) == [3, 12, 15, 18, 21, 30]
 
 
-def test_who_has_not_heard_that_a_save_was_staged_compares_more_and_not_less():
+def test_who_has_not_received_that_a_save_was_staged_compares_more_and_not_less():
     assert wholes(Sampling(Verify(), Cadence(10)), range(0, 40, 3), hears="") == list(range(0, 40, 3))
 
 
@@ -261,7 +261,7 @@ def test_one_of_so_many_saves_is_compared_in_full_whatever_is_drained():
 
 
 @pytest.mark.parametrize("wrong", ["always", 0, -1, True, None, 1.5])
-def test_a_verification_that_is_none_is_told(join, wrong):
+def test_a_verification_that_is_none_is_reported(join, wrong):
     with pytest.raises(ConfigError, match="verify_replicas"):
         join(verify_replicas=wrong)
 
@@ -314,7 +314,7 @@ def test_the_digest_does_not_depend_on_how_many_threads_make_it(monkeypatch):
     assert whole_shares(state)[1] == alone
 
 
-def test_keys_are_told_of_the_save_in_which_they_differ():
+def test_keys_are_named_for_the_save_in_which_they_differ():
     one, other = stream([(4,)] * 3, 2), stream([(5,)] * 2, 2)
     sampling = Sampling()
     sampling.record(one, Sample(1, whole=True), Handle(1))

@@ -38,7 +38,7 @@ def test_both_wait_for_what_is_asked_for_and_no_longer():
     assert [drain.left for drain in drains] == [None, None]
 
 
-def test_a_follower_waits_before_it_has_heard_the_order():
+def test_a_follower_waits_before_it_has_received_the_order():
     cluster = a_job_that_drains_seldom()
     job = cluster.nodes["b"].job
     drain = LastDrain(job.coordinator, job.node)
@@ -55,7 +55,7 @@ def test_a_follower_does_not_wait_for_a_coordinator_that_does_not_answer():
     assert "node a does not answer" in drain.left.why
 
 
-def test_what_is_staged_later_holds_nobody_up():
+def test_what_is_staged_later_holds_none_up():
     cluster = a_job_that_drains_seldom()
     drain = ask(cluster, "a")
     cluster.stage(THREE)

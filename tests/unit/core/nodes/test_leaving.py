@@ -115,7 +115,7 @@ def test_a_node_that_the_job_leaves_is_empty_once_a_newer_checkpoint_is_protecte
     assert not cluster.nodes["d"].catalogue.jobs
 
 
-def test_a_node_that_the_job_left_two_sessions_ago_is_still_told():
+def test_a_node_that_the_job_left_two_sessions_ago_is_still_notified():
     cluster = a_protected_job("aabbccdd")
     for homes in ("aabbccab", "aabbccab"):
         cluster.end_ranks()

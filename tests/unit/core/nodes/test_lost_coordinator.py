@@ -11,7 +11,7 @@ def told(cluster: ACluster, rank: int) -> list[Progress]:
     return [news for to, news in cluster.nodes["b"].told if to == rank and isinstance(news, Progress)]
 
 
-def test_who_delivered_a_save_hears_that_it_waits_for_the_coordinator():
+def test_who_delivered_a_save_learns_that_it_waits_for_the_coordinator():
     cluster = ACluster("ab")
     cluster.connect("abb")
     cluster.stage(ONE, [1])
@@ -20,7 +20,7 @@ def test_who_delivered_a_save_hears_that_it_waits_for_the_coordinator():
     assert told(cluster, 2) == [], "it has not saved"
 
 
-def test_one_rank_of_the_node_hears_what_is_not_durable_before_it_answers():
+def test_one_rank_of_the_node_learns_what_is_not_durable_before_it_answers():
     cluster = ACluster("ab")
     cluster.connect("abb")
     cluster.held = {act.Drain}
@@ -31,7 +31,7 @@ def test_one_rank_of_the_node_hears_what_is_not_durable_before_it_answers():
     assert notices == [[text], []]
 
 
-def test_what_is_durable_is_no_news():
+def test_what_is_durable_is_no_update():
     cluster = ACluster("ab")
     cluster.connect("abb")
     cluster.stage(ONE)

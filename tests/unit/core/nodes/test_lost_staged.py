@@ -24,7 +24,7 @@ def staged_only(*saves) -> ACluster:
     return cluster
 
 
-def test_a_job_begins_anew_where_all_that_it_had_was_staged_only_and_is_told_what_is_lost():
+def test_a_job_begins_again_where_all_that_it_had_was_staged_only_and_learns_what_is_lost():
     cluster = staged_only(ONE)
     cluster.lose("b")
     cluster.connect("aac")
@@ -34,7 +34,7 @@ def test_a_job_begins_anew_where_all_that_it_had_was_staged_only_and_is_told_wha
         assert any(str(ONE) in note and "rank 2 saved" in note and "lost" in note for note in one.notes), one.notes
 
 
-def test_a_job_of_which_something_was_protected_never_begins_anew_by_itself():
+def test_a_job_of_which_something_was_protected_never_begins_again_by_itself():
     cluster = a_protected_job("abcd")
     cluster.held = {act.Drain}
     cluster.end_ranks()

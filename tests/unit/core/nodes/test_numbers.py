@@ -47,7 +47,7 @@ def test_starts_within_a_tick_of_the_clock_have_numbers_of_their_own_though_noth
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_life_elsewhere_is_told_the_number_by_a_node_that_it_shares_with_the_one_before(restart):
+def test_a_life_elsewhere_receives_the_number_of_a_node_that_it_shares_with_the_one_before(restart):
     cluster = a_silent_store("abc")
     lives(cluster, "ab", 1)
     if restart:
@@ -71,7 +71,7 @@ def test_the_number_that_a_load_began_is_not_given_to_the_next_life():
     assert number(cluster) == CLOCK + 2
 
 
-def test_a_number_is_kept_before_any_rank_or_node_hears_it():
+def test_a_number_is_kept_before_any_rank_or_node_receives_it():
     cluster = a_silent_store("ab")
     order: list[tuple[str, str]] = []
     perform = cluster.perform
@@ -93,7 +93,7 @@ def test_a_number_is_kept_before_any_rank_or_node_hears_it():
         assert "told" in words
 
 
-def test_a_number_of_the_store_is_taken_anew_when_a_larger_one_has_become_known():
+def test_a_number_of_the_store_is_taken_again_when_a_larger_one_has_become_known():
     """A node that had it of the clock has spoken while the store was asked."""
     cluster = ACluster("ab")
     cluster.held = {act.TakeIncarnation}

@@ -185,7 +185,7 @@ def test_a_drain_waits_for_a_node_that_does_not_answer():
     assert cluster.store.committed == {ONE: 4}
 
 
-def test_a_lone_node_is_told_nothing_of_protection():
+def test_a_lone_node_receives_nothing_of_protection():
     cluster = ACluster("a")
     cluster.connect("aa")
     cluster.stage(ONE)
@@ -258,7 +258,7 @@ def test_a_drain_ends_that_was_tried_again_on_a_node_that_has_lost_its_memory():
     assert cluster.store.committed.keys() == {ONE, three}
 
 
-def test_a_rank_found_before_its_session_was_known_keeps_nobody_out_once_it_has_ended():
+def test_a_rank_found_before_its_session_was_known_keeps_none_out_once_it_has_ended():
     cluster = ACluster()
     for rank, name in enumerate("abcd"):  # a daemon sees the process before it hears of a topology
         found = ev.RankFound(job=KEY, rank=rank, session="s1", pid=1, host=name)

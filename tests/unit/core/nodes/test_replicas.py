@@ -106,7 +106,7 @@ def test_needed_are_the_own_segments_and_those_of_who_shared():
     assert record.needed_for([4]) == [4]
 
 
-def test_who_saved_all_of_its_own_needs_nobody():
+def test_who_saved_all_of_its_own_needs_none():
     record = cluster_record({0: (b"x" * 8,), 1: (b"x" * 8,)})
     record.attestations = {
         r: tuple(replace(attestation, only_told=True) for attestation in said)

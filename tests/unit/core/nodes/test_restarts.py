@@ -57,7 +57,7 @@ def in_the_end_of_a_load(homes: str) -> tuple[ACluster, dict[int, LoadFrom], dic
 
 
 @pytest.mark.parametrize("first", "bc")
-def test_a_rank_that_missed_the_end_of_a_load_hears_it_of_a_restarted_coordinator(first):
+def test_a_rank_that_missed_the_end_of_a_load_receives_it_from_a_restarted_coordinator(first):
     cluster, orders, seqs = in_the_end_of_a_load("abc")
     for pair in (frozenset("ab"), frozenset("bc")):
         cluster.links.discard(pair)
@@ -93,7 +93,7 @@ def test_ranks_whose_daemon_missed_the_end_of_a_load_come_back_to_the_next_one(l
         assert isinstance(cluster.answer(rank, back.request), Attached)
 
 
-def test_the_end_of_a_load_that_found_nothing_is_told_again():
+def test_the_end_of_a_load_that_found_nothing_is_reported_again():
     cluster = ACluster("ab")
     cluster.connect("ab")
     cluster.held = {act.ScanStore}
@@ -188,7 +188,7 @@ def test_a_node_that_restarts_with_its_parity_sealed_offers_its_column_to_who_st
 # --- nodes that are lost, or out of reach
 
 
-def test_a_drain_that_is_ordered_anew_is_not_written_beside_itself():
+def test_a_drain_that_is_ordered_again_is_not_written_beside_itself():
     cluster = ACluster("abc")
     cluster.connect("abc")
     cluster.held = {act.Drain}
@@ -217,7 +217,7 @@ def test_a_holder_that_a_node_cannot_reach_costs_a_load_seconds():
     assert [order.tier for order in orders] == [Tier.ARENA, Tier.ARENA, Tier.REBUILT]
 
 
-def test_members_that_do_not_reach_each_other_are_told_at_once():
+def test_members_that_do_not_reach_each_other_are_reported_at_once():
     cluster = ACluster("abc")
     cluster.connect("abc")
     pair = frozenset("bc")
@@ -576,7 +576,7 @@ def test_a_node_two_sessions_back_may_have_a_part_while_nothing_newer_is_safe():
     assert [saves_at(cluster, name) for name in "abc"] == [{ONE}] * 3
 
 
-def test_a_node_of_the_session_before_is_known_to_a_coordinator_that_restarts_before_its_session_is_heard_of():
+def test_a_node_of_the_session_before_is_known_to_a_coordinator_that_restarts_before_its_session_is_known():
     cluster = ACluster("abc")
     cluster.connect("abc")
     cluster.held = {act.Encode, act.Drain}

@@ -70,7 +70,7 @@ def test_segments_of_another_run_are_neither_reused_nor_freed():
     assert any("other runs" in text for text in told), told
 
 
-def test_where_nothing_tells_them_apart_the_load_is_refused_and_names_both():
+def test_where_nothing_distinguishes_them_the_load_is_refused_and_names_both():
     cluster = started_over(durable=False)
     cluster.connect("ac")
     for answer in cluster.load():
@@ -153,7 +153,7 @@ def test_retention_counts_nothing_that_another_run_left_before_the_store_was_emp
     assert sorted(save.step for save in on_store) == [10, 50]
 
 
-def test_a_run_that_nobody_has_is_refused():
+def test_a_run_that_none_has_is_refused():
     cluster = started_over()
     cluster.connect("abcd")
     for answer in cluster.load(run=bytes(range(16))):
@@ -288,7 +288,7 @@ def test_a_number_of_its_own_is_on_record_before_anything_is_drained():
     assert cluster.milestones(0, save)[-1] == "durable"
 
 
-def test_a_number_that_the_store_gives_late_to_a_session_that_is_over_fences_nobody():
+def test_a_number_that_the_store_gives_late_to_a_session_that_is_over_fences_none():
     cluster = ACluster("a")
     cluster.connect("a")
     over = cluster.sid
@@ -405,7 +405,7 @@ def test_a_rank_that_is_refused_does_not_change_which_run_the_session_has():
     assert lineage.is_ours(THEIRS)
 
 
-def test_a_rank_that_comes_back_to_a_daemon_that_restarted_tells_its_run():
+def test_a_rank_that_comes_back_to_a_daemon_that_restarted_brings_its_run():
     cluster = ACluster("ab")
     cluster.connect("ab")
     cluster.stage(ONE)

@@ -38,7 +38,7 @@ def test_a_run_that_waits_for_another_names_it_long_before_it_gives_up(tmp_path)
         assert first.wait(20) == second.returncode == 0
 
 
-def test_a_run_that_is_alone_is_told_nothing_of_waiting(tmp_path):
+def test_a_run_that_is_alone_receives_nothing_of_waiting(tmp_path):
     with Node(str(tmp_path)) as node:
         node.start()
         output, errors = node.run(COMES).communicate(timeout=30)

@@ -41,7 +41,7 @@ def test_a_daemon_that_is_configured_so(join, told, tmp_path):
 
 
 @pytest.mark.parametrize("how", [{}, {"redundancy": "none"}], ids=["default", "none"])
-def test_a_redundancy_that_nobody_asked_for(join, node, job, told, how):
+def test_a_redundancy_that_none_asked_for(join, node, job, told, how):
     join(**how)
     wait_for(lambda: node.job(job))
     assert told("protects nothing") == []
@@ -75,7 +75,7 @@ def test_a_store_that_is_slower_than_the_saves(join, job, told, tmp_path):
         client.close()
 
 
-def test_metadata_that_is_left_out_is_told_though_training_calls_nothing(join, job, told, tmp_path):
+def test_left_out_metadata_is_reported_though_training_calls_nothing(join, job, told, tmp_path):
     """Of a worker that takes three boxes for many."""
     (tmp_path / "store").mkdir()
     (tmp_path / "sitecustomize.py").write_text(
