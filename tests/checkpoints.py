@@ -22,7 +22,7 @@ from ckptd_client._image.plan import gather, make_plan
 from ckptd_client._image.segment_plan import SegmentPlan
 from ckptd_client._image.stock_objects import StockLeaves
 from ckptd_client._local.rank import Group
-from ckptd_client._save.files_plan import make_files_plan
+from ckptd_client._save.files import make_files_plan
 from tests.runs import RUN, STORE_ID
 
 State = dict[str, Any]

@@ -28,8 +28,7 @@ from ckptd_client._local.rank import Group
 from ckptd_client._local.save_record import check_milestone
 from ckptd_client._preempt.preemption import Preemptible
 from ckptd_client._save.end_warning import EndWarning
-from ckptd_client._save.files import save_files
-from ckptd_client._save.files_plan import publication_of
+from ckptd_client._save.files import publication_of, save_files
 from ckptd_client._save.late.overlapping import Verify
 from ckptd_client._save.listening import Listening
 from ckptd_client._save.saving import Saving

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptd_client.demo import promises, report
-from ckptd_client.demo.errors import DemoError
+from ckptd_client.demo import DemoError, promises, report
 from ckptd_client.demo.journal import Finished, Loss, Reached, Reader, Restored, Saved, TorchSaved, Writer
 from tests import pythons
 

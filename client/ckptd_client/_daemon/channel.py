@@ -11,7 +11,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ckptd.shared.base import errors
-from ckptd.shared.base.errors import CkptdError, ConnectError
+from ckptd.shared.base.errors import CkptdError, ConnectError, WaitTimeoutError
+from ckptd.shared.files import locks
+from ckptd.shared.format import arena_paths
 from ckptd.shared.protocol.messages import (
     Attached,
     Notice,
@@ -24,7 +26,7 @@ from ckptd.shared.protocol.messages import (
     decode_reply,
     encode,
 )
-from ckptd_client._daemon.silence import silent_daemon
+from ckptd_client._local.processes import process_of
 
 Push = SlotGranted | SlotsRefused | Progress | Notice
 _TURN_S = 0.1  # between two checks of a wait whether a more urgent caller wants the connection
@@ -172,3 +174,15 @@ def _close(
     monitor.close(0)
     channel.close(0)
     context.term()
+
+
+def silent_daemon(arena: str, waited_s: float, limit: str) -> WaitTimeoutError:
+    """The error of a request without an answer. limit: the setting with the timeout; empty: the caller's timeout."""
+    daemon = process_of(locks.holder(os.path.join(arena, arena_paths.LOCK)))
+    within = f"did not answer within {waited_s:.3g} s{f' ({limit})' if limit else ''}"
+    text = f"the daemon behind {os.path.join(arena, arena_paths.SOCKET)}"
+    if daemon is None:  # in another pid namespace
+        return WaitTimeoutError(f"{text} {within}", hint=f"see what it does: ckptd status --arena {arena}")
+    go_on = f"kill -CONT {daemon.pid}" if daemon.is_stopped else f"its log: tail {arena}/{arena_paths.LOG}"
+    hint = f"{go_on}; or kill -KILL {daemon.pid}: what is staged outlives it, and the next daemon has it"
+    return WaitTimeoutError(f"{text} (pid {daemon.pid}, {daemon.condition}) {within}", hint=hint)

@@ -29,11 +29,10 @@ from ckptd.shared.protocol.messages import (
 )
 from ckptd.shared.protocol.topology import Topology
 from ckptd_client._daemon.channel import Channel, ChannelLostError, PreemptedError, Push, channel_listens
-from ckptd_client._daemon.one_per_job import Claim
 from ckptd_client._daemon.options import Settings
 from ckptd_client._daemon.outbox import Outbox
 from ckptd_client._daemon.reach import log_started, reach, retry_while_daemons_end, starts_of
-from ckptd_client._daemon.siblings import cause_of
+from ckptd_client._daemon.siblings import Claim, cause_of
 from ckptd_client._daemon.topology import announce_failure, check_alike, gather, record_of, why_unprotected
 from ckptd_client._local.rank import Group
 from ckptd_client._local.save_record import HandleBook

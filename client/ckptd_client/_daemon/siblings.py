@@ -1,13 +1,15 @@
-"""Recognizes two ranks of one training that connect as two runs of a job, because they have no process group.
+"""Other holders of a rank of a job: clients of this process, and ranks of one training that connect as two runs.
 
-Each is rank 0 of 1, and one parent started both at the same time: torch.multiprocessing, srun or mpirun. The advice to
-end or replace the other one is wrong then. Processes of a shell or a script may be two separate runs.
+Each of the latter is rank 0 of 1, since they have no process group, and one parent started both at the same time:
+torch.multiprocessing, srun or mpirun. The advice to end or replace the other one is wrong then. Processes of a shell
+or a script may be two separate runs.
 """
 
 import multiprocessing
 import os
 
 from ckptd.shared.base.errors import ConnectError
+from ckptd.shared.base.ids import JobKey
 from ckptd.shared.files import locks
 from ckptd.shared.format.arena_paths import RANK_SUFFIX
 from ckptd_client._local.processes import Process, parent_process, process_of
@@ -53,3 +55,27 @@ def not_one_group(job: str, other: Process) -> ConnectError:
         f"job name for each; pid {other.pid} is a leftover: kill {other.pid}"
     )
     return ConnectError(text, hint=hint)
+
+
+class Claim:
+    """One client's claim to a rank of a job, from claim to give_up."""
+
+    def __init__(self, arena: str, job: JobKey, rank: int) -> None:
+        self.of = (arena, job, rank)
+        self.pid = 0
+
+    def claim(self, *, takeover: bool) -> None:
+        """Raises ConnectError if another client of this process is open and takeover is False."""
+        _, job, rank = self.of
+        if not takeover and any(other.of == self.of and other.pid == os.getpid() for other in _claims):
+            text = f"this process holds rank {rank} of job {job.job!r}: an earlier client of it is open"
+            raise ConnectError(text, hint="client.close() first, or connect(..., takeover=True) to replace it")
+        self.pid = os.getpid()  # a forked child has no claim
+        _claims.add(self)
+
+    def give_up(self) -> None:
+        """Ends the claim. Idempotent."""
+        _claims.discard(self)
+
+
+_claims: set[Claim] = set()  # also of dropped clients: the process keeps their locks until it ends

@@ -17,7 +17,8 @@ from ckptd.shared.format.digest import digest
 from ckptd.shared.format.dtypes import file_view
 from ckptd.shared.format.layout import VERSION, Layout, LayoutPart, Path, TensorEntry, box_nbytes
 from ckptd.shared.format.slot import PAGE, align_up
-from ckptd_client._image.archive import wrap
+from ckptd.shared.torchfile.pickling import TensorRef, dumps
+from ckptd.shared.torchfile.zip_write import Record, directory, local_header, padded_header, record_of
 
 MAX_HEADER_NBYTES = 100_000_000  # the JSON, as safetensors limits it
 FILLER_PREFIX = "__ckptd_pad__."  # names of filler tensors between payloads
@@ -28,6 +29,7 @@ _NO_SAVE = SaveId(0, 0, 0, NO_RUN).text
 _JSON_START = b'{"__metadata__":{"ckptd.save_id":"'
 _LENGTH_NBYTES = 8
 SAVE_ID_OFFSET = _LENGTH_NBYTES + len(_JSON_START)
+_ROOT = b"a/"  # all records are in one directory; torch takes its name from the first
 
 
 class Box(NamedTuple):
@@ -296,3 +298,23 @@ def _header(placed: Sequence[Placed], rank: int, world_size: int) -> bytes:
 def _plan_id(boxes: Sequence[Box], header: bytes) -> str:
     """Digest of the header, and of the global shapes, which are not in it. Hex."""
     return digest(digest(header) + digest(msgspec.msgpack.encode([box.global_shape for box in boxes]))).hex()
+
+
+class Wrap(NamedTuple):
+    """Head and tail around a payload. Head, payload and tail together are the archive."""
+
+    head: bytes
+    tail: bytes
+
+
+def wrap(dtype: str, sizes: tuple[int, ...], nbytes: int, *, start: int, align: int) -> Wrap:
+    """Head and tail of an archive that begins at file offset start, its payload at a multiple of align (64 or more)."""
+    records = []
+    head = bytearray()
+    for name, data in ((b"data.pkl", dumps(TensorRef(0, dtype, sizes, nbytes))), (b"version", b"3\n")):
+        records.append(record_of(_ROOT + name, data, len(head)))
+        head += local_header(records[-1]) + data
+    payload = Record(_ROOT + b"data/0", nbytes, 0, len(head))  # our readers use digests, not its CRC
+    head += padded_header(payload, start=start + len(head), align=align)
+    records.append(payload)
+    return Wrap(bytes(head), directory(records, len(head) + nbytes))

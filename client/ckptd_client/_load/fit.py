@@ -10,18 +10,16 @@ import torch
 
 from ckptd.shared.base.errors import CkptdError, DamagedError, MismatchError, RestoreError
 from ckptd.shared.format.layout import Leaves, Path, TensorEntry
-from ckptd_client._load.fit_keys import settled
+from ckptd_client._load.fit_keys import opened, settled
 from ckptd_client._load.image_ranges import Images
-from ckptd_client._load.inline import opened
 from ckptd_client._load.lenient import shared
 from ckptd_client._load.misfit import misfit
 from ckptd_client._load.optimizer_kind import OptimizerKind, check_kinds
 from ckptd_client._load.per_rank import Comparison, kept
 from ckptd_client._load.reader import Target
-from ckptd_client._load.saved_names import OtherRanksNeededError, Saves
+from ckptd_client._load.saved_names import Homes, Kind, OtherRanksNeededError, Saves, groups_of
 from ckptd_client._load.state_dicts import notes_of
 from ckptd_client._load.statefuls import load_into
-from ckptd_client._load.ties import Homes, Kind, groups_of
 from ckptd_client._load.verify import Marks, check, is_kept, optimizers_in
 from ckptd_client._local.destination import bytes_of, engines_of
 from ckptd_client._state.pickle import NO_PICKLE, PickleKeys, decode

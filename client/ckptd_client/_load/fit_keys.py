@@ -1,14 +1,17 @@
-"""Restores int keys of dicts that torch.distributed.checkpoint turned into text, from the state and optimizers."""
+"""What torch.distributed.checkpoint writes in another form: int keys of dicts as text, a container as one value."""
 
+import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from ckptd.shared.base.errors import UsageError
 from ckptd.shared.format.layout import Leaf, Path
-from ckptd_client._state.leaves import decode_leaf
+from ckptd_client._state.leaves import decode_leaf, encode_leaf
 from ckptd_client._state.pickle import CODEC as PICKLE
-from ckptd_client._state.tree import Flat, format_path
+from ckptd_client._state.tensors import is_tensor
+from ckptd_client._state.tree import Flat, flatten, format_path
 
 
 def settled(paths: Mapping[str, Path], leaves: Mapping[str, Leaf], flat: Flat) -> dict[str, Path]:
@@ -49,3 +52,39 @@ def _numbered(path: Path, statefuls: list[Path], counted: set[Path]) -> Path:
         if inside and text.isdecimal() and str(int(text)) == text:
             return (*path[:at], ("i", int(text)), *path[at + 1 :])
     return path
+
+
+class Opened(NamedTuple):
+    """The items of one value, by ckptd's names for them."""
+
+    paths: dict[str, Path]
+    tensors: dict[str, torch.Tensor]
+    leaves: dict[str, Leaf]
+
+
+def opened(paths: Mapping[str, Path], leaves: Mapping[str, Leaf], flat: Flat) -> dict[str, Opened]:
+    """By name, the values of which the state has items as names. Inside Statefuls values stay as they are."""
+    inner = {path[:depth] for path in flat.paths for depth in range(1, len(path))}
+    found: dict[str, Opened] = {}
+    for name, path in paths.items():
+        leaf = leaves.get(name)
+        if leaf is None or leaf.codec == PICKLE or path not in inner:
+            continue
+        if any(path[: len(prefix)] == prefix for prefix, _ in flat.statefuls):
+            continue
+        value = decode_leaf(leaf, format_path(path))
+        if type(value) in (tuple, list) and value:
+            with contextlib.suppress(UsageError):  # keys that a state must not have
+                found[name] = _open(name, path, value)
+    return found
+
+
+def _open(name: str, path: Path, value: object) -> Opened:
+    flat = flatten(value, is_tensor)
+    names = [f"{name}.{inner}" for inner in flat.names]
+    items = dict(zip(names, flat.values, strict=True))
+    return Opened(
+        {item: (*path, *rest) for item, rest in zip(names, flat.paths, strict=True)},
+        {item: content for item, content in items.items() if is_tensor(content)},
+        {item: encode_leaf(content, item) for item, content in items.items() if not is_tensor(content)},
+    )

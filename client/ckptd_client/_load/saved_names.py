@@ -1,20 +1,71 @@
-"""The saved values by name, in the image of one rank or of all ranks."""
+"""The saved values by name, in the image of one rank or of all ranks; tensors that were tied are tied again."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.format.layout import Layout, Leaves, Path, TensorEntry
 from ckptd_client._load.per_rank import Resized, resized
-from ckptd_client._load.ties import ties_of
 from ckptd_client._state.naming import NOTHING_NAMED, Named
 from ckptd_client._state.replica_choice import held_alike
 from ckptd_client._state.reshard import Saved
 from ckptd_client._state.tensors import shard_of
 
 _NO_LEAVES: Mapping[int, Leaves] = {}
+
+
+class Kind(NamedTuple):
+    """Shape and dtype of a saved tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def ties_of(layouts: Sequence[Layout]) -> dict[str, str]:
+    """By tied name the name with its bytes, from the first layout that has the name. Pure."""
+    ties: dict[str, str] = {}
+    if not any(layout.aliases for layout in layouts):
+        return ties
+    alone: set[str] = set()
+    for layout in layouts:
+        ties |= {name: owner for name, owner in layout.aliases.items() if name not in ties and name not in alone}
+        alone.update(entry.name for entry in layout.tensors if entry.name not in ties)
+    return ties
+
+
+def groups_of(ties: Mapping[str, str], paths: Mapping[str, Path], prefix: Path) -> list[list[Path]]:
+    """Paths, relative to prefix, that were one tensor. paths: of all loaded names. Pure."""
+    groups: dict[str, list[Path]] = {}
+    for name, owner in ties.items():
+        group = groups.setdefault(owner, [paths[owner]] if owner in paths else [])
+        group += [paths[name]] if name in paths else []
+    inside = ([path[len(prefix) :] for path in group if path[: len(prefix)] == prefix] for group in groups.values())
+    return [group for group in inside if len(group) > 1]
+
+
+class Homes:
+    """The tensor for the value of each name: one for all tied names that an object adopts.
+
+    common: names that are tied again even if the state has separate tensors. Keeps the tensors.
+    """
+
+    def __init__(self, ties: Mapping[str, str], common: Collection[str]) -> None:
+        self._ties = ties
+        self._common = common
+        self._first: dict[tuple[str, Kind], torch.Tensor] = {}  # by the name with the bytes
+
+    def of(self, name: str, kind: Kind, own: torch.Tensor | None, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The tensor for a name. own: the state's tensor if it can hold the value. make: creates one, and may raise."""
+        owner = self._ties.get(name, name), kind
+        first = self._first.get(owner)
+        if first is not None and (own is None or name in self._common):
+            return first.detach() if first.requires_grad else first
+        tensor = make() if own is None else own
+        self._first.setdefault(owner, tensor)
+        return tensor
 
 
 class OtherRanksNeededError(CkptdError):

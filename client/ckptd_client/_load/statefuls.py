@@ -9,7 +9,7 @@ import torch
 from ckptd.shared.base.errors import CkptdError, MismatchError
 from ckptd.shared.base.wording import cut, told
 from ckptd.shared.format.layout import Path
-from ckptd_client._load.fit_hints import LENIENT
+from ckptd_client._load.misfit import LENIENT
 from ckptd_client._load.verify import is_kept, optimizers_in
 from ckptd_client._state.tree import format_path, unflatten
 

@@ -4,11 +4,10 @@ What CkptdWriter writes is an ordinary ckptd checkpoint: ``Client.load``, safete
 CkptdReader read it. docs/dcp.md has a complete example.
 """
 
-from ckptd_client.dcp._planner import CkptdSavePlanner
-from ckptd_client.dcp._process_saves import refuse_process_saves
+from ckptd_client.dcp._boxes import CkptdSavePlanner
 from ckptd_client.dcp._reader import CkptdReader
 from ckptd_client.dcp._stager import CkptdStager
-from ckptd_client.dcp._writer import CkptdWriter
+from ckptd_client.dcp._writer import CkptdWriter, refuse_process_saves
 
 refuse_process_saves()
 

@@ -1,5 +1,6 @@
 """The storage writer: what dcp.save plans goes into this node's memory, and from there wherever ckptd takes it."""
 
+import functools
 import os
 import re
 import time
@@ -334,3 +335,27 @@ def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
     if match is None:
         raise UsageError(f"checkpoint_id {os.fspath(checkpoint_id)!r} names no step", hint='such as "step-100"')
     return int(match[1])
+
+
+def refuse_process_saves() -> None:
+    """From now on such a call with a CkptdWriter raises UsageError. Releases of torch without that process: nothing."""
+    try:
+        from torch.distributed.checkpoint import _async_process_executor as executors  # noqa: PLC0415
+    except ImportError:
+        return
+    kind = getattr(executors, "_ProcessBasedAsyncCheckpointExecutor", None)
+    plain = getattr(kind, "execute_save", None)
+    if kind is None or plain is None or getattr(plain, "refuses_ckptd", False):
+        return
+
+    @functools.wraps(plain)
+    def execute_save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(given, CkptdWriter) for given in (*args, *kwargs.values())):
+            text = "async_save with AsyncCheckpointerType.PROCESS gives the CkptdWriter to another process, "
+            text += "and a client is of the process that connected"
+            hint = "leave async_checkpointer_type out: ckptd's daemon is the process that drains while training goes on"
+            raise UsageError(text, hint=hint)
+        return plain(self, *args, **kwargs)
+
+    execute_save.refuses_ckptd = True  # type: ignore[attr-defined]
+    kind.execute_save = execute_save

@@ -8,7 +8,7 @@ from types import FrameType
 from rich.console import Console
 from rich.markup import escape
 
-from ckptd_client.demo.errors import DemoError
+from ckptd_client.demo import DemoError
 from ckptd_client.demo.orchestrate import Story
 from ckptd_client.demo.plan import FULL, SHORT
 from ckptd_client.demo.workspace import Workspace

@@ -13,9 +13,8 @@ import msgspec
 
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol.status import DrainStatus, JobStatus, Status
-from ckptd_client.demo.errors import DemoError
-from ckptd_client.demo.nodes import Node
-from ckptd_client.demo.workspace import Workspace
+from ckptd_client.demo import DemoError
+from ckptd_client.demo.workspace import Node, Workspace
 
 _WATCH_S = 60.0
 _INTERVAL_S = 0.1  # the minimum of `ckptd status --watch`

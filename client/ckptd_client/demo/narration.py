@@ -6,9 +6,8 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from ckptd_client.demo import report
+from ckptd_client.demo import DemoError, report
 from ckptd_client.demo.daemon import ckptd
-from ckptd_client.demo.errors import DemoError
 from ckptd_client.demo.journal import Record, Saved, TorchSaved
 from ckptd_client.demo.ranks import Ranks
 from ckptd_client.demo.workspace import Workspace

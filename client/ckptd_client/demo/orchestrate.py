@@ -5,15 +5,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from ckptd_client.demo import promises, report
+from ckptd_client.demo import DemoError, promises, report
 from ckptd_client.demo.daemon import kill_in_drain
-from ckptd_client.demo.errors import DemoError
 from ckptd_client.demo.journal import Loss, Restored
 from ckptd_client.demo.narration import Narrator
-from ckptd_client.demo.nodes import Node, nodes
 from ckptd_client.demo.plan import NODES, RANKS_PER_NODE, WORLD_SIZE, Plan
 from ckptd_client.demo.ranks import Ranks
-from ckptd_client.demo.workspace import Workspace
+from ckptd_client.demo.workspace import Node, Workspace, nodes
 
 _SLOW_DRAIN = "32MiB"  # per second and node: slow enough to be hit in the middle
 _SLOW_RATE = "32 MiB/s a node"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ckptd_client.demo.errors import DemoError
+from ckptd_client.demo import DemoError
 from ckptd_client.demo.journal import Reached, Record, Restored
 
 Records = Sequence[Sequence[Record]]  # by rank

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from ckptd_client.demo.errors import DemoError
+from ckptd_client.demo import DemoError
 from ckptd_client.demo.journal import Reader, Record
-from ckptd_client.demo.nodes import ADDRESS, Node
 from ckptd_client.demo.plan import RANKS_PER_NODE, WORLD_SIZE, Plan, Task
-from ckptd_client.demo.workspace import Workspace
+from ckptd_client.demo.workspace import ADDRESS, Node, Workspace
 
 JOB = "demo-gpt"
 _POLL_S = 0.02

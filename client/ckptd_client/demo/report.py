@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from rich.table import Table
 
-from ckptd_client.demo.errors import DemoError
+from ckptd_client.demo import DemoError
 from ckptd_client.demo.journal import Finished, Loss, Reached, Record, Restored, Saved, TorchSaved
 from ckptd_client.demo.promises import Records
 

@@ -1,4 +1,4 @@
-"""The files, arenas and processes of one demo, and their removal at its end."""
+"""The files, nodes, arenas and processes of one demo, and their removal at its end."""
 
 import glob
 import os
@@ -6,6 +6,7 @@ import shutil
 import signal
 import tempfile
 import time
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +15,7 @@ _ARENAS = "/dev/shm/ckptd-demo-"  # noqa: S108
 _LEAVE_S = 20.0
 _KILL_S = 10.0
 _POLL_S = 0.02
+ADDRESS = "127.0.0.1"  # other machines cannot reach the demo
 
 
 class Workspace:
@@ -94,3 +96,24 @@ class Workspace:
                 return f"{_MARK}={self.root}".encode() in file.read().split(b"\0")
         except OSError:  # it has ended, or belongs to another user
             return False
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node: a name and an arena, which distinguish two daemons on one machine."""
+
+    name: str
+    arena: str
+
+    def settings(self) -> dict[str, str]:
+        """Environment of the node's ranks, and of the daemon that the first of them starts."""
+        return {"CKPTD_NODE": self.name, "CKPTD_PEER_ADDRESS": ADDRESS}
+
+    def lose_memory(self) -> None:
+        """Removes the arena, as a loss of power does. The node's processes must have ended. Raises OSError."""
+        shutil.rmtree(self.arena)
+
+
+def nodes(space: Workspace, names: str) -> list[Node]:
+    """One node for each letter."""
+    return [Node(name=f"node-{name}", arena=space.arena(name)) for name in names]

@@ -3,7 +3,9 @@
 Only readers with an allow-list unpickle anything: our reader `.metadata`, torch's weights_only reader archives.
 """
 
+import io
 import os
+import zipfile
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
@@ -13,12 +15,13 @@ import torch
 from ckptd.shared.base.errors import DamagedError, RestoreError
 from ckptd.shared.base.wording import cut, shown
 from ckptd.shared.files.regular import contents, open_followed
+from ckptd.shared.format.dtypes import DTYPES, itemsize
 from ckptd.shared.format.layout import MAX_DIMS, Path, TensorEntry, box_nbytes, is_trainer_file
+from ckptd.shared.torchfile import pickle_read
+from ckptd.shared.torchfile.archive_read import SavedArchive
 from ckptd.shared.torchfile.metadata_read import read_metadata
 from ckptd.shared.torchfile.pickle_read import Global, Made, Stored
-from ckptd_client._load.foreign.contents import Foreign
-from ckptd_client._load.foreign.torch_archive import TorchArchive
-from ckptd_client._load.ranges import read_ranges
+from ckptd_client._load.foreign.contents import Foreign, read_ranges
 from ckptd_client._load.reader import Target
 from ckptd_client._local.destination import deliver
 from ckptd_client._state.reshard import Ints, Saved
@@ -29,6 +32,50 @@ METADATA = ".metadata"
 _MAX_NBYTES = 1 << 30
 _LIMIT = 1 << 62
 _CHUNK_NBYTES = 12  # at least, in the pickle: its class, its two fields, and their values or references to such
+
+
+class TorchArchive(SavedArchive):
+    """Bytes offset to offset + nbytes of an open file. Raises ValueError for what is no such archive."""
+
+    def __init__(self, file: BinaryIO, offset: int, nbytes: int, *, where: str) -> None:
+        def read(start: int, count: int) -> bytes:
+            start = min(start, nbytes)
+            return os.pread(file.fileno(), min(count, nbytes - start), offset + start)
+
+        super().__init__(read, nbytes)
+        self._all = nbytes
+        sizes = {name: entry.nbytes for name, entry in self.storages.items()}
+        self.inert = pickle_read.loads(self.pickle, where=where, storages=sizes)
+        """Its value, in which nothing of the archive's was made."""
+
+    def place_of(self, tensor: pickle_read.Stored) -> int:
+        """Where in the archive the elements of a contiguous tensor begin. Raises ValueError when they lie nowhere."""
+        entry = self.storage_of(tensor)
+        first = tensor.offset * itemsize(tensor.dtype)
+        if first + tensor.elements * itemsize(tensor.dtype) > entry.nbytes:
+            raise ValueError("it ends before its last element")
+        return self.start_of(entry) + first
+
+    def strided(self, tensor: pickle_read.Stored) -> torch.Tensor:
+        """A tensor whose elements do not follow each other, as a view of its storage. Raises ValueError as place_of."""
+        entry, item = self.storage_of(tensor), itemsize(tensor.dtype)
+        spans = ((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride, strict=True))
+        if (tensor.offset + sum(spans) + 1) * item > entry.nbytes or 0 in tensor.shape or entry.nbytes % item:
+            raise ValueError("it ends before its last element")
+        data = bytearray(self.content(f"data/{tensor.key}", self._all))
+        flat = torch.frombuffer(data, dtype=torch.uint8).view(getattr(torch, DTYPES[tensor.dtype].torch))
+        return flat.as_strided(tensor.shape, tensor.stride, tensor.offset)
+
+    def load(self) -> Any:
+        """Its value, by torch.load with weights_only. Raises what that raises."""
+        made = io.BytesIO()
+        with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
+            for name in self.entries:
+                if name in {"data.pkl", "version"} or name.startswith("data/"):
+                    archive.writestr(f"archive/{name}", self.content(name, self._all))
+            archive.writestr("archive/byteorder", b"little")
+        made.seek(0)
+        return torch.load(made, map_location="cpu", weights_only=True)
 
 
 @dataclass(frozen=True, slots=True)

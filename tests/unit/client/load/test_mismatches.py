@@ -11,7 +11,7 @@ from torch import nn
 
 import ckptd_client
 from ckptd_client import MismatchError
-from ckptd_client._load.fit_hints import hint_of
+from ckptd_client._load.misfit import hint_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -9,9 +9,8 @@ from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.arena_paths import steps_name
 from ckptd.shared.protocol.messages import AskPreempt, StatusReply
 from ckptd_client._local.rank import Group
-from ckptd_client._preempt.preemption import Preemption
+from ckptd_client._preempt.preemption import Preemption, StatusQuery
 from ckptd_client._preempt.requests import RequestQueue
-from ckptd_client._preempt.status_query import StatusQuery
 from tests.unit import a_status
 
 
