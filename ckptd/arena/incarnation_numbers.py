@@ -4,21 +4,16 @@ A store counts its own numbers. One of the clock, or above it, may be given whil
 of the job, of which nothing else may be left here, must have a larger one. Once the clock shows more, it needs no word.
 """
 
-import logging
 import os
 import time
 from collections.abc import Callable
 
 import msgspec
 
-from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.ids import Incarnation, JobKey, clocked_from, incarnation_at
-from ckptd.shared.base.log_line import line
-from ckptd.shared.files import spare_pages
-from ckptd.shared.files.regular import contents
+from ckptd.shared.files.records import put_record, record_at
 from ckptd.shared.format import arena_paths
 
-log = logging.getLogger("ckptd")
 _MAX_NBYTES = 1 << 20
 _MAX_WAIT_S = 60.0
 
@@ -37,7 +32,8 @@ class Numbers:
         self._arena = arena
         self._path = os.path.join(arena, arena_paths.NUMBERS)
         self._now = now
-        self._numbers = {kept.job: kept.number for kept in _read(self._path)}
+        kept = record_at(self._path, list[Kept], _MAX_NBYTES, "numbers cannot be read")
+        self._numbers = {one.job: one.number for one in kept or ()}
 
     def ahead(self) -> list[Kept]:
         """Those that the clock has not passed."""
@@ -55,21 +51,4 @@ class Numbers:
         if number < incarnation_at(self._now()):
             return
         self._numbers[job] = number
-        raw = msgspec.msgpack.encode(self.ahead())
-        spare_pages.write(self._arena, lambda: self._put(raw))
-
-    def _put(self, raw: bytes) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with os.fdopen(os.open(f"{self._path}.new", flags, 0o600), "wb") as file:
-            file.write(raw)
-        os.replace(f"{self._path}.new", self._path)
-
-
-def _read(path: str) -> list[Kept]:
-    try:
-        return msgspec.msgpack.decode(contents(path, _MAX_NBYTES), type=list[Kept])
-    except FileNotFoundError:
-        return []
-    except (OSError, *MALFORMED) as error:
-        log.warning(line("numbers cannot be read", path=path, error=error))
-        return []
+        put_record(self._arena, self._path, self.ahead())

@@ -9,13 +9,9 @@ import logging
 import os
 import threading
 
-import msgspec
-
-from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.ids import JobKey, SaveId, parse_save
 from ckptd.shared.base.log_line import line
-from ckptd.shared.files import spare_pages
-from ckptd.shared.files.regular import contents
+from ckptd.shared.files.records import put_record, record_at
 from ckptd.shared.format import arena_paths
 from ckptd.shared.protocol.publication import MAX_INTENTS, Intent, Publication, joined
 
@@ -40,8 +36,7 @@ class Publications:
                 return  # a rank says it again, to a daemon that has restarted
             path = os.path.join(directory, save.text + arena_paths.DUE_SUFFIX)
             before = _read(path) or _read(published)
-            raw = msgspec.msgpack.encode(Intent(save, to if before is None else joined(before.to, to)))
-            spare_pages.write(self._arena, lambda: _put(path, raw))
+            put_record(self._arena, path, Intent(save, to if before is None else joined(before.to, to)))
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(published)
             self._forget_oldest(directory, save)
@@ -101,17 +96,4 @@ def _names(directory: str) -> list[str]:
 
 
 def _read(path: str) -> Intent | None:
-    try:
-        return msgspec.msgpack.decode(contents(path, _MAX_NBYTES), type=Intent)
-    except FileNotFoundError:
-        return None
-    except (OSError, *MALFORMED) as error:
-        log.warning(line("publication cannot be read", path=path, error=error))
-        return None
-
-
-def _put(path: str, raw: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    with os.fdopen(os.open(f"{path}.new", flags, 0o600), "wb") as file:
-        file.write(raw)
-    os.replace(f"{path}.new", path)
+    return record_at(path, Intent, _MAX_NBYTES, "publication cannot be read")

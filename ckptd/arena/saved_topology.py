@@ -1,22 +1,16 @@
 """The topology of each job, kept in the job's directory of the arena for the next process of this daemon."""
 
 import contextlib
-import logging
 import os
 
 import msgspec
 
-from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.ids import Incarnation, JobKey, NodeName
-from ckptd.shared.base.log_line import line
-from ckptd.shared.files import spare_pages
-from ckptd.shared.files.regular import contents
+from ckptd.shared.files.records import put_record, record_at
 from ckptd.shared.format import arena_paths
 from ckptd.shared.protocol.topology import Peer, Topology
 
-log = logging.getLogger("ckptd")
 _MAX_NBYTES = 64 << 20
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -35,15 +29,7 @@ def keep_topology(arena: str, kept: Kept) -> None:
     directory = os.path.join(arena, arena_paths.job_dir(kept.job))
     os.makedirs(directory, mode=0o700, exist_ok=True)
     path = os.path.join(directory, arena_paths.TOPOLOGY)
-    raw = msgspec.msgpack.encode(kept)
-    spare_pages.write(arena, lambda: _put(path, raw))
-
-
-def _put(path: str, raw: bytes) -> None:
-    fd = os.open(f"{path}.new", _FLAGS, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(raw)
-    os.replace(f"{path}.new", path)
+    put_record(arena, path, kept)
 
 
 def kept_topologies(arena: str) -> list[Kept]:
@@ -52,13 +38,7 @@ def kept_topologies(arena: str) -> list[Kept]:
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(os.path.join(arena, arena_paths.JOBS))):
             path = os.path.join(arena, arena_paths.JOBS, name, arena_paths.TOPOLOGY)
-            try:
-                kept = msgspec.msgpack.decode(contents(path, _MAX_NBYTES), type=Kept)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except (OSError, *MALFORMED) as error:
-                log.warning(line("topology cannot be read", path=path, error=error))
-                continue
-            if arena_paths.job_dir(kept.job) == f"{arena_paths.JOBS}/{name}":
+            kept = record_at(path, Kept, _MAX_NBYTES, "topology cannot be read")
+            if kept is not None and arena_paths.job_dir(kept.job) == f"{arena_paths.JOBS}/{name}":
                 found.append(kept)
     return found

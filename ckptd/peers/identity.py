@@ -14,12 +14,10 @@ from typing import Annotated
 import msgspec
 
 from ckptd.peers.keys import KeyPair, fits, make_keys, read_keys
-from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import ConfigError
 from ckptd.shared.base.ids import Session
 from ckptd.shared.base.log_line import line
-from ckptd.shared.files import spare_pages
-from ckptd.shared.files.regular import contents
+from ckptd.shared.files.records import put_record, record_at
 from ckptd.shared.format.arena_paths import IDENTITY
 from ckptd.system.config import Config
 
@@ -28,8 +26,6 @@ LOOPBACK = "127.0.0.1"
 _RESOLVE_S = 0.3  # a daemon is ready within half a second, whatever the resolver does
 _RESOLVE_TOLD_S = 5.0  # for an address that the user set
 _MAX_NODE_CHARS = 255
-
-
 _MAX_NBYTES = 4096
 
 
@@ -65,7 +61,7 @@ class Identity:
         """
         if port != self.kept_port:
             try:
-                _write(self.path, _Record(self.arena, self.keys, port))
+                put_record(os.path.dirname(self.path), self.path, _Record(self.arena, self.keys, port))
             except OSError as error:
                 log.warning(line("port could not be kept", port=port, path=self.path, error=error))
 
@@ -77,7 +73,7 @@ def identify(config: Config) -> Identity:
     keys = read_keys(config.key_file) if config.key_file else None
     if record is None or (keys is not None and record.keys != keys):
         record = _Record(record.arena if record else secrets.token_hex(8), keys or make_keys())
-        _write(path, record)
+        put_record(config.arena, path, record)
     host, problem = find_host(config.peer_address)
     return Identity(
         node=config.node or node_name(socket.gethostname()),
@@ -138,25 +134,5 @@ def _resolve(name: str, seconds: float) -> str | None:
 
 def _read(path: str) -> _Record | None:
     """None when there is none, or none that is whole: the arena is then another one to its peers."""
-    try:
-        record = msgspec.msgpack.decode(contents(path, _MAX_NBYTES), type=_Record)
-    except FileNotFoundError:
-        return None
-    except (OSError, *MALFORMED):
-        log.warning(line("identity is damaged, a new key", path=path))
-        return None
-    return record if fits(record.keys) else None
-
-
-def _write(path: str, record: _Record) -> None:
-    spare_pages.write(os.path.dirname(path), lambda: _put(path, record))
-
-
-def _put(path: str, record: _Record) -> None:
-    temporary = f"{path}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(msgspec.msgpack.encode(record))
-    os.replace(temporary, path)
+    record = record_at(path, _Record, _MAX_NBYTES, "identity is damaged, a new key")
+    return record if record is not None and fits(record.keys) else None
