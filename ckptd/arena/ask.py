@@ -14,7 +14,7 @@ import zmq
 
 from ckptd import __version__
 from ckptd.shared.base.decoding import MALFORMED
-from ckptd.shared.base.errors import CkptdError, ConnectError, ProtocolError
+from ckptd.shared.base.errors import CkptdError, ConnectError, ProtocolError, of_code
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.files import locks
 from ckptd.shared.format import arena_paths
@@ -173,7 +173,7 @@ class Daemon:
 
     def _unexpected(self, reply: Reply) -> CkptdError:
         if isinstance(reply, Refused):
-            return _raised_as(reply.code)(reply.message, hint=reply.hint)
+            return of_code(reply.code, reply.message, reply.hint)
         return ProtocolError(f"the daemon answered with {type(reply).__name__}")
 
 
@@ -236,11 +236,3 @@ def _version_within(frame: bytes) -> str | None:
 def _other_version(version: str) -> ConnectError:
     message = f"the daemon is version {version}, this command is {__version__}"
     return ConnectError(message, hint="use the daemon's environment, or restart the daemon: what is staged stays")
-
-
-def _raised_as(code: str) -> type[CkptdError]:
-    """The error class of a code, the base class for one that we don't know."""
-    classes = [CkptdError]
-    for kind in classes:
-        classes += kind.__subclasses__()
-    return next((kind for kind in classes if kind.code == code), CkptdError)

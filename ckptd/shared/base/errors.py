@@ -131,3 +131,10 @@ class PeerError(CkptdError):
     """Another node's daemon did not answer, or said why it cannot. Names the node."""
 
     code = "peer"
+
+
+def of_code(code: str, message: str, hint: str = "") -> CkptdError:
+    """The error of a code that another process sent; of the base class for a code that is none of ours."""
+    kinds = [kind for kind in globals().values() if isinstance(kind, type) and vars(kind).get("code") == code]
+    kind: type[CkptdError] = kinds[0] if kinds else CkptdError
+    return kind(message, hint=hint)

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ckptd.shared.base import errors
-from ckptd.shared.base.errors import CkptdError, ConnectError, WaitTimeoutError
+from ckptd.shared.base.errors import ConnectError, WaitTimeoutError, of_code
 from ckptd.shared.files import locks
 from ckptd.shared.format import arena_paths
 from ckptd.shared.protocol.messages import (
@@ -32,11 +31,6 @@ Push = SlotGranted | SlotsRefused | Progress | Notice
 _TURN_S = 0.1  # between two checks of a wait whether a more urgent caller wants the connection
 _DETACHED = "detached"  # the code of a refusal: this daemon does not know this rank
 _LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
-_KINDS: dict[str, type[CkptdError]] = {  # for each code the class that defines it
-    kind.code: kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, CkptdError) and "code" in vars(kind)
-}
 
 
 class ChannelLostError(ConnectError):
@@ -106,7 +100,7 @@ class Channel:
             self.lost = True
             raise ChannelLostError(f"the daemon behind {self._path} is another one now")
         if isinstance(answer, Refused):
-            raise _KINDS.get(answer.code, CkptdError)(answer.message, hint=answer.hint)
+            raise of_code(answer.code, answer.message, answer.hint)
         return answer
 
     def pump(self, deadline: float) -> bool:

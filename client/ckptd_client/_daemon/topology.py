@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ckptd.shared.base import errors
-from ckptd.shared.base.errors import CkptdError, ConfigError, ConnectError, UsageError
+from ckptd.shared.base.errors import CkptdError, ConfigError, ConnectError, UsageError, of_code
 from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.format.schemes import DEFAULT, Scheme
 from ckptd.shared.protocol.messages import MAX_MESSAGE_NBYTES, NodeInfo
@@ -20,9 +19,6 @@ from ckptd_client._local.rank import Group
 
 _MAX_TEXT = 2000
 _MAX_TOPOLOGY_NBYTES = MAX_MESSAGE_NBYTES - (16 << 10)  # with room for the rest of Attach
-_KINDS: dict[str, type[CkptdError]] = {
-    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CkptdError)
-}
 _OWN_JOBS = {"job": "; for a job of each rank's own: connect(job=..., alone=True)"}
 _ADDRESS_HINT = "set peer_address (CKPTD_PEER_ADDRESS) of that node's daemon to its address in the cluster's network"
 
@@ -97,8 +93,8 @@ def topology_of(records: Sequence[RankRecord]) -> Topology:
     """The topology from all ranks' records, by rank. Pure. Raises the first rank's error, ConfigError, UsageError."""
     for rank, record in enumerate(records):
         if record.info is None:
-            kind = _KINDS.get(record.code, CkptdError)
-            raise kind(f"rank {rank} on {record.host} could not connect: {record.message}", hint=record.hint)
+            text = f"rank {rank} on {record.host} could not connect: {record.message}"
+            raise of_code(record.code, text, record.hint)
     _check_alike(records)
     peers, homes, first_ranks = _places(records)
     _check_names(peers, first_ranks, records)
