@@ -1,6 +1,7 @@
 """The numbers the core decides by. A plain value, so that the core needs no configuration file."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,3 +28,9 @@ class Policy:
     shared_nodes: int = 64  # and what its ranks need of one of which replicas saved slices: they held it before
     arena: str = ""  # of this node, for commands that a user is given to type
     client_started: bool = False  # nobody but a client will start the daemon again
+
+    @classmethod
+    def of(cls, settings: object, *, client_started: bool) -> Self:
+        """For every job of a daemon: a number that is a setting too has the setting's value."""
+        same = [field.name for field in fields(cls) if hasattr(settings, field.name)]
+        return cls(**{name: getattr(settings, name) for name in same}, client_started=client_started)

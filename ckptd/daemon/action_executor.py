@@ -13,9 +13,8 @@ from ckptd.arena.known_stores import KnownStores
 from ckptd.arena.saved_topology import Kept, keep_topology
 from ckptd.core import actions as act
 from ckptd.core import events as ev
-from ckptd.daemon.background import Background
+from ckptd.daemon.background import Background, Rounds
 from ckptd.daemon.publishing import Publishing
-from ckptd.daemon.rounds import Rounds
 from ckptd.daemon.step_boards import StepBoards
 from ckptd.daemon.store_scans import StoreLooks, problem_of
 from ckptd.parity.files import open_parity

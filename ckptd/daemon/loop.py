@@ -16,20 +16,19 @@ from ckptd.arena.known_stores import KnownStores
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.jobs import Catalogue
+from ckptd.core.policy import Policy
 from ckptd.daemon import status, systemd
 from ckptd.daemon.action_executor import ActionExecutor
 from ckptd.daemon.adoption import Adoption, open_arena
-from ckptd.daemon.background import Background
+from ckptd.daemon.background import Background, Rounds
 from ckptd.daemon.bug_fence import BugFence
 from ckptd.daemon.bulk_host import BulkHost
 from ckptd.daemon.event_log import EventLog
 from ckptd.daemon.forget import Forgetting
-from ckptd.daemon.job_policy import policy_of
 from ckptd.daemon.liveness import Liveness, somebody_waits
 from ckptd.daemon.parity_executor import ParityExecutor
 from ckptd.daemon.rank_gateway import RankConnection, RankGateway
 from ckptd.daemon.rank_socket import Incoming, RankSocket
-from ckptd.daemon.rounds import Rounds
 from ckptd.daemon.status_service import Sources, StatusService
 from ckptd.daemon.stopping import Stopping
 from ckptd.doctor import run as doctor
@@ -74,7 +73,7 @@ class Daemon:
         self._started = time.monotonic()
         self._plane = self._start_plane(config)
         self._node = self._plane.peer.node
-        self._catalogue = Catalogue(self._node, policy_of(config))
+        self._catalogue = Catalogue(self._node, Policy.of(config, client_started=config.exit_when_empty))
         self._liveness = Liveness()
         self._digesting = Background(config.hash_threads, "digest")
         self._allocating, self._cleaning = Background(1, "allocate"), Background(1, "clean")

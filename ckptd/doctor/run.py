@@ -8,8 +8,7 @@ from ckptd.arena import budget
 from ckptd.arena.ask import Daemon, require_daemon
 from ckptd.doctor import probe, rules
 from ckptd.doctor.probe_store import probe_store
-from ckptd.doctor.rules import Finding, Verdict
-from ckptd.doctor.rules_daemons import judge_daemon, judge_peers
+from ckptd.doctor.rules import Finding, Verdict, judge_daemon, judge_peers
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.format.arena_paths import SOCKET
 from ckptd.shared.protocol.status import Status

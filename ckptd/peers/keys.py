@@ -7,7 +7,7 @@ import msgspec
 import zmq
 
 from ckptd.shared.base.errors import ConfigError
-from ckptd.shared.files.private import read_private, write_private
+from ckptd.shared.files.regular import read_private, write_private
 from ckptd.shared.protocol.topology import PublicKey
 
 _MAKE: Final = "ckptd keygen"

@@ -4,7 +4,9 @@ Started by worker_link with ``python -m ckptd.store.worker SOCKET_FD PARENT_PID 
 keeps nothing between requests, and ends when its daemon does.
 """
 
+import contextlib
 import ctypes
+import difflib
 import errno
 import functools
 import os
@@ -18,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn, assert_never
 
 from ckptd.shared.base.errors import CkptdError, ProtocolError
+from ckptd.shared.base.ids import parse_dirname
 from ckptd.shared.format.integrity import XXH3, Integrity, Keyed
 from ckptd.shared.protocol.publication import Intent, Intents
 from ckptd.store.drain import drain
@@ -53,7 +56,6 @@ from ckptd.store.messages import (
     hello_frame,
 )
 from ckptd.store.opening import open_store
-from ckptd.store.other_jobs import other_jobs
 from ckptd.store.parity import drain_parity
 from ckptd.system import failpoints
 from ckptd.system.niceness import Niceness
@@ -62,6 +64,33 @@ _THREADS = 6  # requests at once: a hung one leaves five
 _RECEIVE_NBYTES = 1 << 20
 _PROGRESS_PERIOD_S = 0.1
 _PR_SET_PDEATHSIG = 1
+MOST_JOBS = 5  # that are named
+_MOST_DIRECTORIES = 20  # that are looked into: a store may have thousands
+
+
+def other_jobs(store: Store, job: str) -> list[str]:
+    """Some of them with the step of the newest checkpoint, the likest name first; "..." at the end: there may be more.
+
+    Goes by names alone, and raises nothing: what cannot be listed is left out.
+    """
+    found: list[str] = []
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = [name for name in store.jobs() if name != job]
+    likest = difflib.get_close_matches(job, names, n=MOST_JOBS)
+    ordered = [*likest, *sorted(set(names).difference(likest))]
+    for name in ordered[:_MOST_DIRECTORIES]:
+        with contextlib.suppress(OSError):
+            newest = store.names(name)[:1]
+            found += [f"{name} (step {_step(dirname)})" for dirname in newest]
+    more = len(found) > MOST_JOBS or (bool(found) and len(ordered) > _MOST_DIRECTORIES)
+    return [*found[:MOST_JOBS], *(["..."] if more else [])]
+
+
+def _step(dirname: str) -> int:
+    parsed = parse_dirname(dirname)
+    assert parsed is not None  # noqa: S101 - names lists no other ones
+    return parsed[0]
 
 
 class Worker:

@@ -5,12 +5,11 @@ delivered it has delivered a later one. A rank for which memory is being allocat
 accused, and has as long again from then on to copy its state. A daemon that has restarted counts from its start.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToNode
-from ckptd.core.coordinator.load_waits import LoadWaits
 from ckptd.core.coordinator.restores import Restores
 from ckptd.core.coordinator.save_record import Record
 from ckptd.core.coordinator.saves import Saves
@@ -25,6 +24,45 @@ _MAX_RUNS = 8
 _MAX_NODES = 4
 _ALLOCATED = "is being allocated (client.prepare(state) does that ahead of the first save)"
 _ALONE = "(one rank alone: connect(alone=True))"
+
+
+class LoadWaits:
+    """A load that some ranks call and others do not. After 5 s the lowest rank that waits is notified, once.
+
+    ``cause`` says why these ranks are missing, which ranks call what, and where the missing ones run.
+    """
+
+    def __init__(
+        self, job: JobKey, node: str, sessions: Sessions, restores: Restores, cause: Callable[[Sequence[int], str], str]
+    ) -> None:
+        self._job, self._node = job, node
+        self._sessions, self._restores, self._cause = sessions, restores, cause
+        self._said = -1.0  # since when the load waits that was spoken of last
+
+    def next_deadline(self) -> float | None:
+        """When tick has something to do."""
+        since, _ = self._restores.callers
+        return None if since is None or since == self._said else since + SILENT_S
+
+    def tick(self, now: float) -> list[Action]:
+        """Notifies the lowest rank that waits of those that have not called."""
+        due, (since, callers) = self.next_deadline(), self._restores.callers
+        if due is None or since is None or now < due:
+            return []
+        self._said = since
+        missing = sorted(set(range(self._sessions.world_size)) - callers)
+        here = sorted(rank for rank in callers if rank in self._sessions.members)
+        if not missing or not here:
+            return []
+        order = ev.SessionWaits(
+            job=self._job,
+            node=self._node,
+            session=self._sessions.session,
+            rank=here[0],
+            message=f"waits for {named_ranks(missing)}",
+            hint=self._cause(missing, "load"),
+        )
+        return [ToNode(job=self._job, node=self._sessions.members[here[0]], message=order)]
 
 
 @dataclass(slots=True)

@@ -13,9 +13,8 @@ from collections.abc import Container
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, RemovePartial
-from ckptd.core.coordinator.cadence import DrainCadence
 from ckptd.core.coordinator.departures import Departure
-from ckptd.core.coordinator.drains import Drains
+from ckptd.core.coordinator.drains import DrainCadence, Drains
 from ckptd.core.coordinator.fence import was_taken_over
 from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
 from ckptd.core.coordinator.retention import removed_by_others

@@ -10,21 +10,18 @@ from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ForgetJob, Note, TakeDigests, ToRank
-from ckptd.core.node.data_column import OwnDataColumn
-from ckptd.core.node.drain import DrainShare
+from ckptd.core.node.drain import DrainShare, Succession
 from ckptd.core.node.fetch import Fetching
 from ckptd.core.node.foreign_memory import ForeignMemory
 from ckptd.core.node.inventory import PeerAnswers, chunks_of, segments_of
 from ckptd.core.node.load import LoadAnswers
 from ckptd.core.node.membership import Membership
-from ckptd.core.node.orphan_timer import LeftAlone
-from ckptd.core.node.parity import Protection
+from ckptd.core.node.parity import OwnDataColumn, Protection
 from ckptd.core.node.parity_share import ParityShare
 from ckptd.core.node.ranks import LocalRank, LocalRanks
 from ckptd.core.node.slot_retention import SlotRetention
 from ckptd.core.node.slots import Slot, SlotTable
-from ckptd.core.node.standing import Standing
-from ckptd.core.node.succession import Succession
+from ckptd.core.node.standing import LeftAlone, Standing
 from ckptd.core.policy import Policy
 from ckptd.core.preemption import Notice
 from ckptd.shared.base.ids import JobKey, Run

@@ -1,7 +1,8 @@
-"""Which run a node belongs to, and to which store the job is saved, as far as the node knows. Pure."""
+"""Which run a node belongs to, to which store the job is saved, and since when no order or rank came. Pure."""
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, RememberStore
+from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import NO_RUN, JobKey, RunId
 
 
@@ -52,3 +53,29 @@ class Standing:
             return []
         self.store_id = store_id
         return [RememberStore(job=self._job, store_id=store_id)]
+
+
+class LeftAlone:
+    """A node where no rank lives and no coordinator sends: memory stays for orphan_ttl_s, mere room empty_ttl_s."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._since: float | None = None
+
+    def spoken_to(self) -> None:
+        """An order has come, or a rank: the time begins again."""
+        self._since = None
+
+    def begin_anew(self, now: float) -> None:
+        """It was too long, and what could go is gone."""
+        self._since = now
+
+    def until(self, *, held: bool) -> float:
+        """When it ends; in the past while nobody has looked at the clock. held: something of a checkpoint lies here."""
+        ttl = self._policy.orphan_ttl_s if held else self._policy.empty_ttl_s
+        return float("-inf") if self._since is None else self._since + ttl
+
+    def too_long(self, now: float, *, held: bool) -> bool:
+        """Whether the time is over."""
+        self._since = now if self._since is None else self._since
+        return now >= self.until(held=held)

@@ -9,7 +9,7 @@ import msgspec
 
 from ckptd.shared.base.errors import ConfigError
 from ckptd.shared.base.refusals import CONNECT, Origin, not_allowed, variable
-from ckptd.shared.files.private import read_private, write_private
+from ckptd.shared.files.regular import read_private, write_private
 from ckptd.shared.format.integrity import KEY_NBYTES, XXH3, Integrity, Keyed
 
 KINDS: Final = ("auto", "xxh3", "keyed")

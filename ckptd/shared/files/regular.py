@@ -1,6 +1,7 @@
 """Opens and reads what a checkpoint's directory says is a file, and nothing else: no pipe or device of its name.
 
-No link either, but in the directories of other programs, where a link to a file is usual. The client uses this too.
+No link either, but in the directories of other programs, where a link to a file is usual. And files of secrets, which
+only their owner may read. The client uses this too.
 """
 
 import contextlib
@@ -8,8 +9,9 @@ import errno
 import fcntl
 import os
 import stat
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
+from ckptd.shared.base.errors import ConfigError
 from ckptd.shared.format.slot import PAGE
 
 LINK = "a symbolic link where a file belongs"
@@ -19,6 +21,7 @@ NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK,
 _READ_NBYTES = 8 << 20
 _LARGE_NBYTES = 16 << 20
 _MOSTLY = 64  # a file system that compresses keeps more of a record than this part
+_MAX_NBYTES: Final = 4096
 
 
 def open_regular(path: str, flags: int = 0, *, follow: bool = False, dir_fd: int | None = None) -> int:
@@ -138,3 +141,38 @@ def leave_direct(fd: int) -> None:
             os.dup2(again, fd, inheritable=False)
         finally:
             os.close(again)
+
+
+def write_private(path: str, text: str) -> None:
+    """Makes the file, 0600 whatever the umask. Raises ConfigError when it is there already or cannot be made."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise ConfigError(
+            f"{path} is there already",
+            hint="choose another name: what was made with this one needs it",
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"cannot make {path}: {error.strerror}") from None
+    with os.fdopen(fd, "w", encoding="ascii") as file:
+        os.fchmod(fd, 0o600)
+        file.write(text)
+
+
+def read_private(path: str, *, named: str, make: str) -> str:
+    """The text, with a sign of replacement for what is no ASCII.
+
+    named: what the user calls the file; make: the command that makes one, and when it is of use, for hints. Raises
+    ConfigError when it cannot be read, is not this user's, or others may read it.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+                text = f"{named} must be a file of uid {os.geteuid()} that nobody else can read"
+                raise ConfigError(text, hint=f"chmod 600 {path}; {make}")
+            return file.read(_MAX_NBYTES).decode("ascii", "replace")
+    except OSError as error:
+        hint = f"is the path right, and is its file system mounted? {make}"
+        raise ConfigError(f"cannot read {named}: {error.strerror}", hint=hint) from None

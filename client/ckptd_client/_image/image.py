@@ -308,7 +308,11 @@ class Wrap(NamedTuple):
 
 
 def wrap(dtype: str, sizes: tuple[int, ...], nbytes: int, *, start: int, align: int) -> Wrap:
-    """Head and tail of an archive that begins at file offset start, its payload at a multiple of align (64 or more)."""
+    """Head and tail of an archive that begins at file offset start, its payload at a multiple of align (64 or more).
+
+    torch.save's archive of one tensor: ``data.pkl`` (a pickle that rebuilds a contiguous CPU tensor over storage 0),
+    ``version``, and ``data/0``, the payload. See docs/format.md.
+    """
     records = []
     head = bytearray()
     for name, data in ((b"data.pkl", dumps(TensorRef(0, dtype, sizes, nbytes))), (b"version", b"3\n")):

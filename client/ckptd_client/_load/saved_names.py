@@ -49,6 +49,9 @@ def groups_of(ties: Mapping[str, str], paths: Mapping[str, Path], prefix: Path) 
 class Homes:
     """The tensor for the value of each name: one for all tied names that an object adopts.
 
+    Tensors of the state stay as they are: a model whose weights are not tied any more gets two equal tensors. In the
+    state of optimizers the checkpoint decides.
+
     common: names that are tied again even if the state has separate tensors. Keeps the tensors.
     """
 

@@ -70,7 +70,7 @@ class Sampling:
     def _may_be_due(self, step: int) -> bool:
         """Whether the coordinator may find a save of that step due, as far as this rank knows the other saves.
 
-        The rule of ckptd.core.coordinator.cadence; a cadence of seconds depends on the coordinator's clock. A rank that
+        The rule of ckptd.core.coordinator.drains; a cadence of seconds depends on the coordinator's clock. A rank that
         does not know yet that a save was staged takes the next one for due as well, which costs a comparison. No rank
         takes a save for staged that was not, so all ranks compare the saves that are due.
         """

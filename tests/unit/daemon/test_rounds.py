@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from ckptd.daemon.background import Background
-from ckptd.daemon.rounds import Rounds
+from ckptd.daemon.background import Background, Rounds
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -20,7 +20,7 @@ from ckptd.shared.stores.kinds import open_files
 from ckptd.store.facts import Committer, Taker
 from ckptd.store.image import Flow, Image
 from ckptd.store.opening import jobs_at, open_store
-from ckptd.store.other_jobs import other_jobs
+from ckptd.store.worker import other_jobs
 from ckptd_client._load.foreign.load_from import load_from
 from ckptd_client._local.rank import Group
 from ckptd_client.dcp import CkptdReader

@@ -22,13 +22,13 @@ from ckptd.shared.format.manifest import COMMITTED, LATEST, MANIFEST
 from ckptd.shared.format.slot import align_up
 from ckptd.store import image
 from ckptd.store.image import Flow, Image
-from ckptd.store.other_jobs import other_jobs
 from ckptd.store.posix import image_writer
 from ckptd.store.posix.commit import commit, write_vote
 from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
 from ckptd.store.posix.removal import remove_checkpoint, remove_partial, sweep_trash
 from ckptd.store.posix.scan import Place, scan
 from ckptd.store.posix.store import PosixStore
+from ckptd.store.worker import other_jobs
 from ckptd.system.files import FileLayer, is_temp, temp_name
 from tests.records import pin, unpin
 from tests.runs import RUN

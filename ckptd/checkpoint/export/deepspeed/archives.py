@@ -10,7 +10,7 @@ from ckptd.shared.base.wording import shown
 from ckptd.shared.files.regular import open_followed
 from ckptd.shared.format.dtypes import itemsize
 from ckptd.shared.torchfile import pickle_read
-from ckptd.shared.torchfile.archive_read import SavedArchive
+from ckptd.shared.torchfile.zip_read import SavedArchive
 
 _OLD_FORMAT = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # of torch before 1.6
 

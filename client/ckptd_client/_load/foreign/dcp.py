@@ -18,9 +18,9 @@ from ckptd.shared.files.regular import contents, open_followed
 from ckptd.shared.format.dtypes import DTYPES, itemsize
 from ckptd.shared.format.layout import MAX_DIMS, Path, TensorEntry, box_nbytes, is_trainer_file
 from ckptd.shared.torchfile import pickle_read
-from ckptd.shared.torchfile.archive_read import SavedArchive
 from ckptd.shared.torchfile.metadata_read import read_metadata
 from ckptd.shared.torchfile.pickle_read import Global, Made, Stored
+from ckptd.shared.torchfile.zip_read import SavedArchive
 from ckptd_client._load.foreign.contents import Foreign, read_ranges
 from ckptd_client._load.reader import Target
 from ckptd_client._local.destination import deliver
