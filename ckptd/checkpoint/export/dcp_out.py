@@ -12,7 +12,6 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from ckptd.checkpoint.export.archive import Archive
 from ckptd.checkpoint.export.names import Chosen
 from ckptd.checkpoint.export.plan import Box, FilePlan, Tensor, rows_of
 from ckptd.shared.base.errors import UsageError
@@ -20,6 +19,7 @@ from ckptd.shared.format.layout import VERSION, Layout, Path, Shape, TensorEntry
 from ckptd.shared.format.slot import PAGE, align_up
 from ckptd.shared.torchfile.dcp_metadata import MAX_BOXES, metadata_bytes
 from ckptd.shared.torchfile.pickling import TensorRef, dumps
+from ckptd.shared.torchfile.zip_write import Archive
 
 METADATA = ".metadata"
 _FILE_RE = re.compile(r"^__[0-9]+_[0-9]+\.distcp$")

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ckptd.checkpoint.export.archive import Archive
 from ckptd.checkpoint.export.names import Chosen
 from ckptd.checkpoint.export.plan import FilePlan, Tensor
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.format.layout import Path
 from ckptd.shared.torchfile.pickling import TensorRef, dumps
+from ckptd.shared.torchfile.zip_write import Archive
 
 _MAX_ROW = 1 << 20  # items of a list; what claims more stays a dict
 

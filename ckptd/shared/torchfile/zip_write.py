@@ -8,6 +8,8 @@ import struct
 import zlib
 from typing import NamedTuple
 
+from ckptd.shared.format.slot import PAGE
+
 _ZIP64 = 0xFFFFFFFF  # sizes and offsets from here on do not fit the old fields
 _LOCAL = struct.Struct("<IHHHHHIIIHH")
 _CENTRAL = struct.Struct("<IHHHHHHIIIHHHHHII")
@@ -16,10 +18,61 @@ _END64 = struct.Struct("<IQHHIIQQQQ")
 _LOCATOR64 = struct.Struct("<IIQI")
 _PADDING = struct.Struct("<HH")  # an extra field of zip: id, length
 _PADDING_ID = 0x4246  # torch's own, "FB"
+ALIGNMENT = 64  # of every storage, as torch does
+_LARGE_NBYTES = 64 << 10  # from here on a page
 
 
-class Record(NamedTuple):
-    """A stored entry of an archive: offset is that of its header. crc: 0 where others write; torch does not look."""
+class Archive:
+    """A zip being laid out: blobs, by offset in the file, with room between them for data that others write.
+
+    start: where it begins in its file. Its own offsets count from there, what is aligned is aligned in the file. root:
+    the one directory of all entries, from which torch takes its name.
+    """
+
+    def __init__(self, start: int = 0, root: str = "archive/") -> None:
+        self.blobs: list[tuple[int, bytes]] = []
+        self.start = start
+        self.nbytes = 0
+        self._root = root
+        self._records: list[_Record] = []
+
+    def add(self, name: str, data: bytes) -> None:
+        """An entry with its data."""
+        self._put(_local_header(self._record(name, len(data), zlib.crc32(data))) + data)
+
+    def reserve(self, name: str, nbytes: int, align: int = 0) -> int:
+        """An entry whose data others write, without a CRC, which torch does not look at; where that begins in the file.
+
+        align: what that is a multiple of, 64 or more; 0: torch's 64, and a page for large ones.
+        """
+        record = self._record(name, nbytes, 0)
+        unpadded = self.start + self.nbytes + len(_local_header(record, _PADDING.pack(_PADDING_ID, 0)))
+        pad = -unpadded % (align or (PAGE if nbytes >= _LARGE_NBYTES else ALIGNMENT))
+        self._put(_local_header(record, _PADDING.pack(_PADDING_ID, pad) + b"Z" * pad))
+        self.nbytes += nbytes
+        return self.start + self.nbytes - nbytes
+
+    def close(self) -> None:
+        """The central directory and its end."""
+        out = b"".join(map(_central, self._records))
+        offset, count, nbytes = self.nbytes, len(self._records), len(out)
+        if offset >= _ZIP64 or count >= 0xFFFF:  # noqa: PLR2004 - what the old field holds
+            out += _END64.pack(0x06064B50, 44, 45, 45, 0, 0, count, count, nbytes, offset)
+            out += _LOCATOR64.pack(0x07064B50, 0, offset + nbytes, 1)
+        small = min(count, 0xFFFF)
+        self._put(out + _END.pack(0x06054B50, 0, 0, small, small, nbytes, min(offset, _ZIP64), 0))
+
+    def _record(self, name: str, nbytes: int, crc: int) -> "_Record":
+        self._records.append(_Record((self._root + name).encode(), nbytes, crc, self.nbytes))
+        return self._records[-1]
+
+    def _put(self, data: bytes) -> None:
+        self.blobs.append((self.start + self.nbytes, data))
+        self.nbytes += len(data)
+
+
+class _Record(NamedTuple):
+    """A stored entry of an archive: offset is that of its header."""
 
     name: bytes
     nbytes: int
@@ -27,19 +80,7 @@ class Record(NamedTuple):
     offset: int
 
 
-def record_of(name: bytes, data: bytes, offset: int) -> Record:
-    """An entry with this data."""
-    return Record(name, len(data), zlib.crc32(data), offset)
-
-
-def padded_header(record: Record, *, start: int, align: int) -> bytes:
-    """The header of a record that begins at file offset start, its data at a multiple of align (64 or more)."""
-    unpadded = start + len(local_header(record, _PADDING.pack(_PADDING_ID, 0)))
-    pad = -unpadded % align
-    return local_header(record, _PADDING.pack(_PADDING_ID, pad) + b"Z" * pad)
-
-
-def local_header(record: Record, extra: bytes = b"") -> bytes:
+def _local_header(record: _Record, extra: bytes = b"") -> bytes:
     """The header before a record's data."""
     big = record.nbytes >= _ZIP64
     if big:
@@ -50,18 +91,7 @@ def local_header(record: Record, extra: bytes = b"") -> bytes:
     return _LOCAL.pack(*fields) + record.name + extra
 
 
-def directory(records: list[Record], offset: int) -> bytes:
-    """Central directory and end of an archive whose directory begins offset bytes after its start."""
-    out = b"".join(_central(record) for record in records)
-    count, nbytes = len(records), len(out)
-    if offset >= _ZIP64 or count >= 0xFFFF:  # noqa: PLR2004 - what the old field holds
-        out += _END64.pack(0x06064B50, 44, 45, 45, 0, 0, count, count, nbytes, offset)
-        out += _LOCATOR64.pack(0x07064B50, 0, offset + nbytes, 1)
-    small = min(count, 0xFFFF)
-    return out + _END.pack(0x06054B50, 0, 0, small, small, nbytes, min(offset, _ZIP64), 0)
-
-
-def _central(record: Record) -> bytes:
+def _central(record: _Record) -> bytes:
     big, far = record.nbytes >= _ZIP64, record.offset >= _ZIP64
     wide = [record.nbytes, record.nbytes] * big + [record.offset] * far  # in this order, only what does not fit
     extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""

@@ -18,7 +18,7 @@ from ckptd.shared.format.dtypes import file_view
 from ckptd.shared.format.layout import VERSION, Layout, LayoutPart, Path, TensorEntry, box_nbytes
 from ckptd.shared.format.slot import PAGE, align_up
 from ckptd.shared.torchfile.pickling import TensorRef, dumps
-from ckptd.shared.torchfile.zip_write import Record, directory, local_header, padded_header, record_of
+from ckptd.shared.torchfile.zip_write import Archive
 
 MAX_HEADER_NBYTES = 100_000_000  # the JSON, as safetensors limits it
 FILLER_PREFIX = "__ckptd_pad__."  # names of filler tensors between payloads
@@ -29,7 +29,6 @@ _NO_SAVE = SaveId(0, 0, 0, NO_RUN).text
 _JSON_START = b'{"__metadata__":{"ckptd.save_id":"'
 _LENGTH_NBYTES = 8
 SAVE_ID_OFFSET = _LENGTH_NBYTES + len(_JSON_START)
-_ROOT = b"a/"  # all records are in one directory; torch takes its name from the first
 
 
 class Box(NamedTuple):
@@ -313,12 +312,10 @@ def wrap(dtype: str, sizes: tuple[int, ...], nbytes: int, *, start: int, align: 
     torch.save's archive of one tensor: ``data.pkl`` (a pickle that rebuilds a contiguous CPU tensor over storage 0),
     ``version``, and ``data/0``, the payload. See docs/format.md.
     """
-    records = []
-    head = bytearray()
-    for name, data in ((b"data.pkl", dumps(TensorRef(0, dtype, sizes, nbytes))), (b"version", b"3\n")):
-        records.append(record_of(_ROOT + name, data, len(head)))
-        head += local_header(records[-1]) + data
-    payload = Record(_ROOT + b"data/0", nbytes, 0, len(head))  # our readers use digests, not its CRC
-    head += padded_header(payload, start=start + len(head), align=align)
-    records.append(payload)
-    return Wrap(bytes(head), directory(records, len(head) + nbytes))
+    zipped = Archive(start, root="a/")
+    zipped.add("data.pkl", dumps(TensorRef(0, dtype, sizes, nbytes)))
+    zipped.add("version", b"3\n")
+    zipped.reserve("data/0", nbytes, align)  # our readers use digests, not its CRC
+    zipped.close()
+    *head, tail = (blob for _, blob in zipped.blobs)
+    return Wrap(b"".join(head), tail)

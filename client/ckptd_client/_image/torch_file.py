@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ckptd.shared.torchfile.zip_write import Record, directory, local_header, padded_header, record_of
-from ckptd_client._image.file_bytes import Copy, FileBytes
+from ckptd.shared.torchfile.zip_write import ALIGNMENT, Archive
+from ckptd_client._image.file_bytes import FileBytes
 
-_ALIGN = 64
-_ROOT = b"archive/"
 _PROTOCOL = 2  # torch's
 _STORAGES: dict[torch.dtype, str] = torch.storage._dtype_to_storage_type_map()
 
@@ -120,15 +118,12 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _archive(regions: list[_Region], pickled: bytes) -> FileBytes:
+    zipped = Archive()
+    copies = [(zipped.reserve(f"data/{each.key}", each.flat.numel(), ALIGNMENT), each.flat) for each in regions]
+    for name, data in (("data.pkl", pickled), ("byteorder", b"little"), ("version", b"3\n")):
+        zipped.add(name, data)
+    zipped.close()
     made = FileBytes()
-    records = []
-    for region in regions:
-        record = Record(_ROOT + b"data/" + region.key.encode(), region.flat.numel(), 0, made.nbytes)
-        records.append(record)
-        made.add(padded_header(record, start=made.nbytes, align=_ALIGN))
-        made.add(Copy(region.flat))
-    for name, data in ((b"data.pkl", pickled), (b"byteorder", b"little"), (b"version", b"3\n")):
-        records.append(record_of(_ROOT + name, data, made.nbytes))
-        made.add(local_header(records[-1]) + data)
-    made.add(directory(records, made.nbytes))
+    made.nbytes, made.known = zipped.nbytes, zipped.blobs
+    made.copies = [(offset, flat) for offset, flat in copies if flat.numel()]
     return made

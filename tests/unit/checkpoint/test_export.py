@@ -14,12 +14,13 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from ckptd import cli
-from ckptd.checkpoint.export import archive, casts, run, safetensors_out, torch_out
+from ckptd.checkpoint.export import casts, run, safetensors_out, torch_out
 from ckptd.checkpoint.export.names import Choice
 from ckptd.checkpoint.export.run import Order, export
 from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.digest import BLOCK_NBYTES
+from ckptd.shared.torchfile.zip_write import Archive
 from tests.boxes import Whole, some_whole, write_checkpoint
 from tests.runs import RUN
 
@@ -225,7 +226,7 @@ def test_zip64(monkeypatch, checkpoint, tmp_path):
     """As for files of more than 4 GiB, by a lower limit: the fields say "see the wide ones"."""
     plan = torch_out.plan_file("x", [])
     assert plan.nbytes == sum(len(blob) for _, blob in plan.blobs)
-    size = archive.Archive()
+    size = Archive()
     start = size.reserve("data/0", 5 << 30)
     size.add("version", b"3\n")
     size.close()

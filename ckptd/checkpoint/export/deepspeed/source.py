@@ -9,7 +9,6 @@ import struct
 from collections.abc import Container, Iterator
 from typing import Any, NamedTuple
 
-from ckptd.checkpoint.export.archive import Archive as NewArchive
 from ckptd.checkpoint.export.deepspeed import directory
 from ckptd.checkpoint.export.deepspeed.archives import Archive, Range
 from ckptd.checkpoint.export.deepspeed.model import Model
@@ -28,6 +27,7 @@ from ckptd.checkpoint.export.read import SourceFile
 from ckptd.shared.base.errors import DamagedError, UsageError
 from ckptd.shared.format.layout import Path
 from ckptd.shared.torchfile import pickling
+from ckptd.shared.torchfile.zip_write import Archive as NewArchive
 
 _COUNT = struct.Struct("<f")
 
