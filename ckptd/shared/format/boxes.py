@@ -1,11 +1,11 @@
-"""Whether boxes of a tensor tile it: each element in one of them, none in two. Pure."""
+"""Boxes of a tensor: whether they tile it, each element in one of them, none in two; elements as boxes. Pure."""
 
 import bisect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from ckptd.shared.format.layout import TensorEntry
+from ckptd.shared.format.layout import Shape, TensorEntry
 
 
 class HasBox(Protocol):
@@ -77,3 +77,28 @@ def _swept(boxes: Sequence[B]) -> tuple[B, B] | None:
 def _meet(one: HasBox, other: HasBox) -> bool:
     sides = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
     return all(a < b + size_b and b < a + size_a for a, size_a, b, size_b in sides)
+
+
+def boxes_of(shape: Shape, first: int, last: int) -> Iterator[tuple[Shape, Shape]]:
+    """Offsets and sizes of boxes that hold elements first to last - 1, in their order; each is contiguous."""
+    if first >= last:
+        return
+    if len(shape) <= 1:
+        yield (first,) * len(shape), (last - first,) * len(shape)
+        return
+    row = math.prod(shape[1:])
+    begin, end = -(-first // row), last // row  # of the rows that are whole
+    if begin > end:
+        yield from _in_row(shape, end, first, last)
+        return
+    yield from _in_row(shape, begin - 1, first, begin * row)
+    if begin < end:
+        yield (begin, *(0 for _ in shape[1:])), (end - begin, *shape[1:])
+    yield from _in_row(shape, end, end * row, last)
+
+
+def _in_row(shape: Shape, index: int, first: int, last: int) -> Iterator[tuple[Shape, Shape]]:
+    """Boxes of a range within one row."""
+    base = index * math.prod(shape[1:])
+    for offsets, sizes in boxes_of(shape[1:], first - base, last - base):
+        yield (index, *offsets), (1, *sizes)

@@ -19,17 +19,46 @@ from typing import NamedTuple, TypeVar, cast
 import torch
 import xxhash
 
+from ckptd.shared.format.boxes import boxes_of
 from ckptd.shared.format.replica_attestations import ON_DEVICES, PART_NBYTES, SUM_NBYTES, WHOLE
 from ckptd_client._local.checksums import BLOCK_NBYTES, block_sums
 from ckptd_client._local.copy_engines import CopyEngine, by_engine
 from ckptd_client._local.page_division import Cut, cuts
 from ckptd_client._local.page_guard import Range, batches, copy, pieces
-from ckptd_client._state.strided_bytes import StridedBytes
+from ckptd_client._state.tensors import copyable
 
 _THREADS = 4  # more are not faster than memory
 _THREADED_NBYTES = 32 << 20  # less is hashed before threads have started
 _Bytes = ctypes.Array[ctypes.c_char] | StridedBytes
 _B = TypeVar("_B", bound=Sized)
+
+
+@dataclass(frozen=True, slots=True)
+class StridedBytes:
+    """Bytes first to stop of a tensor in contiguous order, both at boundaries of elements. Refers to the tensor.
+
+    Its length is that of the range; it copies nothing until ``pieces`` is called.
+    """
+
+    tensor: torch.Tensor
+    first: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.first
+
+    def pieces(self, room: torch.Tensor) -> Iterator[memoryview]:
+        """Copies the bytes into the host's memory, piece by piece, each over the one before. Blocks for the copies.
+
+        room: memory of the caller, at least as large as the range, aligned for any dtype.
+        """
+        size = self.tensor.itemsize
+        tensor = copyable(self.tensor.detach())
+        for offsets, sizes in boxes_of(tuple(tensor.shape), self.first // size, self.stop // size):
+            box = tensor[tuple(slice(at, at + n) for at, n in zip(offsets, sizes, strict=True))]
+            place = room[: box.nbytes]
+            place.view(box.dtype).view(box.shape).copy_(box)
+            yield place.numpy().data
 
 
 class Digest(NamedTuple):

@@ -4,9 +4,10 @@ Names are those that torch.distributed.checkpoint has for {"model": .., "optimiz
 what is exported fits a model and an optimizer that never knew DeepSpeed.
 """
 
+import math
 import os
 import struct
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ckptd.checkpoint.export.deepspeed import directory
@@ -21,15 +22,17 @@ from ckptd.checkpoint.export.deepspeed.partitions import (
     ranks_of,
     stage_of,
 )
-from ckptd.checkpoint.export.deepspeed.ranges import whole
 from ckptd.checkpoint.export.plan import Box, Tensor
 from ckptd.checkpoint.export.read import SourceFile
 from ckptd.shared.base.errors import DamagedError, UsageError
-from ckptd.shared.format.layout import Path
+from ckptd.shared.format.boxes import boxes_of
+from ckptd.shared.format.dtypes import itemsize
+from ckptd.shared.format.layout import Path, Shape
 from ckptd.shared.torchfile import pickling
 from ckptd.shared.torchfile.zip_write import Archive as NewArchive
 
 _COUNT = struct.Struct("<f")
+_HINT = "are the files of one save? leave the tensor out: name with --only what you want"
 
 
 class _Part(NamedTuple):
@@ -157,10 +160,10 @@ class ZeroCheckpoint:
     def _tensor(self, name: str, of: str, state: str) -> Tensor:
         stage = self._owners[of]
         if of not in stage.model.trained:
-            return whole(name, *stage.model.uncut(of), where=self.path)
+            return _whole(name, *stage.model.uncut(of), where=self.path)
         single = stage.single(of).get(state)
         if single is None:
-            return whole(name, stage.model.trained[of], ranges(stage.partitions, of, state), where=self.path)
+            return _whole(name, stage.model.trained[of], ranges(stage.partitions, of, state), where=self.path)
         if isinstance(single, float):
             number = self._counts.setdefault(single, len(self._counts))
             single = Range(len(self._archives), number * _COUNT.size, 1, "F32")
@@ -215,3 +218,27 @@ def _saved(value: Any) -> bytes:
     zipped.add("version", b"3\n")
     zipped.close()
     return b"".join(data for _, data in zipped.blobs)
+
+
+def _whole(name: str, shape: Shape, ranges: Iterable[Range], *, where: str) -> Tensor:
+    """The tensor that the ranges make, one after the other; of the last what is too much is padding.
+
+    where: named in errors. Raises DamagedError, naming the tensor, when they are too few or of several dtypes.
+    """
+    boxes: list[Box] = []
+    done, count = 0, math.prod(shape)
+    dtype = ""
+    for part in ranges:
+        dtype = dtype or part.dtype
+        if part.dtype != dtype:
+            raise DamagedError(f"{where}: tensor {name!r} is {dtype} in one file, {part.dtype} in another", hint=_HINT)
+        taken = min(part.elements, count - done)
+        at = part.start
+        for offsets, sizes in boxes_of(shape, done, done + taken):
+            boxes.append(Box(part.file, at, offsets, sizes))
+            at += math.prod(sizes) * itemsize(dtype)
+        done += taken
+    if done != count or not dtype:
+        text = f"{where}: tensor {name!r} {list(shape)}: {count - done} of {count} elements are in no file"
+        raise DamagedError(text, hint=_HINT)
+    return Tensor(name, dtype, shape, tuple(boxes))
