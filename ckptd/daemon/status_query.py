@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.decoding import decoded
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import JobKey
-from ckptd.shared.base.wording import cut
 from ckptd.shared.protocol.status import JobStatus, NodeReport, NodeStatus
 
 PATIENCE_S = 0.7  # with nodes that do not answer
@@ -36,10 +35,7 @@ def encode_answer(answer: Answer) -> bytes:
 
 def decode_answer(raw: bytes) -> Answer:
     """Raises ProtocolError for what is none."""
-    try:
-        return _decoder.decode(raw)
-    except MALFORMED as error:
-        raise ProtocolError(f"malformed answer of a node: {cut(error)}") from error
+    return decoded(_decoder.decode, raw, "malformed answer of a node", ProtocolError)
 
 
 class StatusQuery:

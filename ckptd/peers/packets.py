@@ -1,14 +1,14 @@
 """What travels between two daemons: packets of a link, and what they carry. One ZeroMQ frame of msgpack each."""
 
+from functools import partial
 from typing import Annotated
 
 import msgspec
 
 from ckptd import __version__
-from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.decoding import MALFORMED, decoded
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import JobKey, NodeName
-from ckptd.shared.base.wording import cut
 from ckptd.shared.protocol.status import CheckpointStatus
 from ckptd.shared.protocol.topology import Endpoint
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
@@ -139,11 +139,7 @@ def wrap(packet: Packet, sender: str, receiver: str, endpoint: str) -> bytes:
 
 def decode_envelope(frame: bytes) -> Envelope:
     """The envelope in a frame. Raises ProtocolError for anything else; for another version, it names both sides."""
-    try:
-        envelope = _envelopes.decode(frame)
-    except MALFORMED as error:
-        _refuse_version(frame)
-        raise ProtocolError(f"malformed packet of a peer: {cut(error)}") from error
+    envelope = decoded(_envelopes.decode, frame, "malformed packet of a peer", ProtocolError, _refuse_version)
     if envelope.version != VERSION:
         raise _other_version(envelope)
     return envelope
@@ -182,8 +178,5 @@ def encode_body(body: Body) -> bytes:
 
 def decode_body(raw: bytes) -> Body:
     """Raises ProtocolError for what is none: UnknownMessageError for a tag that is none of ours."""
-    try:
-        return _bodies.decode(raw)
-    except MALFORMED as error:
-        refuse_unknown(raw, _TAGS, array=True)
-        raise ProtocolError(f"malformed message of a peer: {cut(error)}") from error
+    look = partial(refuse_unknown, known=_TAGS, array=True)
+    return decoded(_bodies.decode, raw, "malformed message of a peer", ProtocolError, look)

@@ -10,12 +10,13 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
 from ckptd import __version__
-from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.decoding import MALFORMED, decoded
 from ckptd.shared.base.errors import ProtocolError, UnknownMessageError
 from ckptd.shared.base.ids import (
     MAX_PARTS,
@@ -28,7 +29,6 @@ from ckptd.shared.base.ids import (
     StoreId,
     rank_of_file,
 )
-from ckptd.shared.base.wording import cut
 from ckptd.shared.format.manifest import ParityRecord, Vote
 from ckptd.shared.protocol.publication import MAX_INTENTS, Intent
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
@@ -311,20 +311,16 @@ def encode_frame(message: Hello | Order | Reply) -> bytes:
 
 def decode_request(body: bytes) -> Order:
     """The request in a frame. Raises ProtocolError: UnknownMessageError for a tag that is none of ours."""
-    try:
-        return _request_decoder.decode(body)  # type: ignore[no-any-return]  # a Decoder of a union has no type
-    except MALFORMED as error:
-        refuse_unknown(body, _REQUEST_TAGS)
-        raise ProtocolError(f"malformed request: {cut(error)}") from error
+    look = partial(refuse_unknown, known=_REQUEST_TAGS)
+    order: Order = decoded(_request_decoder.decode, body, "malformed request", ProtocolError, look)
+    return order
 
 
 def decode_reply(body: bytes) -> Reply:
     """The reply in a frame. Raises ProtocolError: UnknownMessageError for a tag that is none of ours."""
-    try:
-        return _reply_decoder.decode(body)  # type: ignore[no-any-return]
-    except MALFORMED as error:
-        refuse_unknown(body, _REPLY_TAGS)
-        raise ProtocolError(f"malformed reply: {cut(error)}") from error
+    look = partial(refuse_unknown, known=_REPLY_TAGS)
+    reply: Reply = decoded(_reply_decoder.decode, body, "malformed reply", ProtocolError, look)
+    return reply
 
 
 M = TypeVar("M", bound=Order | Reply)

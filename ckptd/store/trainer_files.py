@@ -5,9 +5,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.decoding import decoded
 from ckptd.shared.base.errors import DamagedError
-from ckptd.shared.base.wording import cut
 from ckptd.shared.format.layout import Layout, SavedFor, is_plain, is_trainer_file
 from ckptd.shared.format.manifest import STOCK_FILES
 from ckptd.shared.format.origin import MARKER
@@ -50,10 +49,7 @@ def read_index(files: StoredFiles) -> TrainerFiles:
 
 def decode_index(raw: bytes, where: str) -> TrainerFiles:
     """The index in raw. Raises DamagedError, naming where, for what is none, or has a name that leads elsewhere."""
-    try:
-        index = _decoder.decode(raw)
-    except MALFORMED as error:
-        raise DamagedError(f"{where}: {cut(error)}") from error
+    index = decoded(_decoder.decode, raw, where)
     if not is_plain(index.saved_for):
         raise DamagedError(f"{where}: a directory that is no plain path")
     for name, file in index.files.items():

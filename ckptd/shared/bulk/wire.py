@@ -18,10 +18,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.decoding import decoded
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import MAX_RANKS, Incarnation, JobKey, Nbytes, SaveId
-from ckptd.shared.base.wording import cut
 from ckptd.shared.format.integrity import XXH3, Integrity
 
 MAGIC: Final = b"CKPTDBK1"
@@ -76,10 +75,7 @@ def encode_ask(ask: Ask) -> bytes:
 
 def decode_ask(body: bytes) -> Ask:
     """Raises ProtocolError."""
-    try:
-        return _decoder.decode(body)
-    except MALFORMED as error:
-        raise ProtocolError(f"a bulk ask that is none: {cut(error)}") from None
+    return decoded(_decoder.decode, body, "a bulk ask that is none", ProtocolError)
 
 
 def magic_of(integrity: Integrity) -> bytes:

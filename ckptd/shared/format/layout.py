@@ -11,10 +11,10 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.decoding import decoded
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import MAX_PARTS, FileName, Nbytes, Rank, StorePath, WorldSize, file_name
-from ckptd.shared.base.wording import cut, shown
+from ckptd.shared.base.wording import shown
 from ckptd.shared.format.dtypes import DTYPES, itemsize
 
 VERSION = 1
@@ -214,10 +214,7 @@ def encode(record: Layout | Leaves) -> bytes:
 
 def decode_layout(data: bytes, *, where: str) -> Layout:
     """The layout in data, checked: version, ranges inside the image, no overlap. where names the source in errors."""
-    try:
-        layout = _layout_decoder.decode(data)
-    except MALFORMED as error:
-        raise DamagedError(f"{where}: layout is not readable: {cut(error)}") from error
+    layout = decoded(_layout_decoder.decode, data, f"{where}: layout is not readable")
     if layout.version != VERSION:
         raise DamagedError(f"{where}: layout version {layout.version}, this program reads {VERSION}")
     _check_names(layout, where)
@@ -336,10 +333,7 @@ def _check_entry(entry: TensorEntry, where: str) -> None:
 
 def decode_leaves(data: bytes, *, where: str) -> Leaves:
     """The leaves in data, version checked; their own codecs are the client's business."""
-    try:
-        leaves = _leaves_decoder.decode(data)
-    except MALFORMED as error:
-        raise DamagedError(f"{where}: leaves are not readable: {cut(error)}") from error
+    leaves = decoded(_leaves_decoder.decode, data, f"{where}: leaves are not readable")
     if leaves.version != VERSION:
         raise DamagedError(f"{where}: leaves version {leaves.version}, this program reads {VERSION}")
     return leaves

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.decoding import MALFORMED, decoded
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import (
     MAX_PARTS,
@@ -24,7 +24,6 @@ from ckptd.shared.base.ids import (
     WorldSize,
     file_name,
 )
-from ckptd.shared.base.wording import cut
 from ckptd.shared.format.digest import DIGEST_NBYTES, block_count
 from ckptd.shared.format.integrity import XXH3, DigestKind, Integrity, KeyId, Purpose
 from ckptd.shared.format.layout import Extent, Layout, are_parts, decode_layout, extents
@@ -221,10 +220,7 @@ def decode_vote(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Vote
 
     IntegrityError, which is one, when it is proved in another way.
     """
-    try:
-        vote = _vote_decoder.decode(_open_record(data, where, integrity, Purpose.VOTE))
-    except MALFORMED as error:
-        raise DamagedError(f"{where}: {cut(error)}") from error
+    vote = decoded(_vote_decoder.decode, _open_record(data, where, integrity, Purpose.VOTE), where)
     _check(vote, where, integrity)
     if vote.stock_objects:
         _check_objects(vote.stock_objects, where)
@@ -238,10 +234,7 @@ def encode_objects(objects: StockObjects) -> bytes:
 
 def decode_objects(data: bytes, *, where: str) -> StockObjects:
     """Rank 0's leaves for stock readers, as they lie in a slot. Raises DamagedError, naming where."""
-    try:
-        objects = _objects_decoder.decode(data)
-    except MALFORMED as error:
-        raise DamagedError(f"{where}: {STOCK_OBJECTS} is not readable: {cut(error)}") from error
+    objects = decoded(_objects_decoder.decode, data, f"{where}: {STOCK_OBJECTS} is not readable")
     _check_objects(objects, where)
     return objects
 
@@ -258,10 +251,7 @@ def are_all_ranks(files: Sequence[FileRecord], world_size: int) -> bool:
 
 def decode_manifest(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Manifest:
     """The manifest in a file's content. Raises DamagedError, naming where; IntegrityError as decode_vote does."""
-    try:
-        manifest = _manifest_decoder.decode(_open_record(data, where, integrity, Purpose.MANIFEST))
-    except MALFORMED as error:
-        raise DamagedError(f"{where}: {cut(error)}") from error
+    manifest = decoded(_manifest_decoder.decode, _open_record(data, where, integrity, Purpose.MANIFEST), where)
     _check(manifest, where, integrity)
     if not are_all_ranks(manifest.files, manifest.world_size):
         raise DamagedError(f"{where}: files of {len(manifest.files)} ranks, the job has {manifest.world_size}")
@@ -367,10 +357,7 @@ def encode_committed(committed: Committed) -> bytes:
 
 def decode_committed(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Committed:
     """The record in COMMITTED. Raises DamagedError, naming where; IntegrityError as decode_vote does."""
-    try:
-        committed = _committed_decoder.decode(data)
-    except MALFORMED as error:
-        raise DamagedError(f"{where}: {cut(error)}") from error
+    committed = decoded(_committed_decoder.decode, data, where)
     if committed.format != VERSION:
         raise DamagedError(f"{where}: format {committed.format}, this program reads {VERSION}")
     integrity.check(committed.digest_kind, committed.key_id, where)

@@ -4,10 +4,8 @@ from typing import Annotated
 
 import msgspec
 
-from ckptd.shared.base.decoding import MALFORMED
-from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.base.decoding import decoded
 from ckptd.shared.base.ids import JobKey, Rank, Session
-from ckptd.shared.base.wording import cut
 
 MAX_NBYTES = 8192
 
@@ -31,7 +29,4 @@ def encode(record: RankRecord) -> bytes:
 
 def decode(data: bytes, *, where: str) -> RankRecord:
     """The record in a file. Raises DamagedError, also for a file that is just being written."""
-    try:
-        return _decoder.decode(data)
-    except MALFORMED as error:
-        raise DamagedError(f"{where}: {cut(error)}") from error
+    return decoded(_decoder.decode, data, where)

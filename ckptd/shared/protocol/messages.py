@@ -4,12 +4,13 @@ A request carries ``seq``; the reply repeats it as ``reply_to``. Messages with n
 """
 
 import enum
+from functools import partial
 from typing import Annotated, Self
 
 import msgspec
 
 from ckptd import __version__
-from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.decoding import decoded
 from ckptd.shared.base.errors import CkptdError, ProtocolError
 from ckptd.shared.base.ids import (
     NO_RUN,
@@ -24,7 +25,6 @@ from ckptd.shared.base.ids import (
     StoreChoice,
     WorldSize,
 )
-from ckptd.shared.base.wording import cut
 from ckptd.shared.format.replica_attestations import Where
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.publication import Draft, Publication
@@ -375,17 +375,11 @@ def decode_request(frame: bytes) -> Request:
     """The request in a frame. Raises ProtocolError for anything else, which names both sides for an unknown tag."""
     if len(frame) > MAX_MESSAGE_NBYTES:
         raise ProtocolError(f"message of {len(frame)} bytes exceeds {MAX_MESSAGE_NBYTES}")
-    try:
-        return _request_decoder.decode(frame)
-    except MALFORMED as error:
-        refuse_foreign(frame, _REQUESTS, "the client", VERSION, ours="this daemon")
-        raise ProtocolError(f"malformed request: {cut(error)}") from error
+    look = partial(refuse_foreign, known=_REQUESTS, theirs="the client", version=VERSION, ours="this daemon")
+    return decoded(_request_decoder.decode, frame, "malformed request", ProtocolError, look)
 
 
 def decode_reply(frame: bytes) -> Reply:
     """The reply or push in a frame. Raises ProtocolError for anything else, as decode_request."""
-    try:
-        return _reply_decoder.decode(frame)
-    except MALFORMED as error:
-        refuse_foreign(frame, _REPLIES, "the daemon", VERSION, ours="this client")
-        raise ProtocolError(f"malformed reply: {cut(error)}") from error
+    look = partial(refuse_foreign, known=_REPLIES, theirs="the daemon", version=VERSION, ours="this client")
+    return decoded(_reply_decoder.decode, frame, "malformed reply", ProtocolError, look)

@@ -6,10 +6,9 @@ unless ``packets.VERSION`` is raised. ``make golden-wire`` writes the golden byt
 
 import msgspec
 
-from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.decoding import MALFORMED, decoded
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import Incarnation, Rank, SaveId, Session
-from ckptd.shared.base.wording import cut
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.node_facts import *  # noqa: F403 - one face of all messages
 from ckptd.shared.protocol.node_facts import Fact, NodeMessage
@@ -114,15 +113,11 @@ def decode(raw: bytes) -> Message:
     """
     if len(raw) > MAX_MESSAGE_NBYTES:
         raise ProtocolError(f"message between nodes of {len(raw)} bytes exceeds {MAX_MESSAGE_NBYTES}")
-    try:
-        return _decoder.decode(raw)
-    except MALFORMED as error:
-        refuse_unknown(raw, _TAGS)
-        _refuse_unknown_fact(raw)
-        raise ProtocolError(f"malformed message between nodes: {cut(error)}") from error
+    return decoded(_decoder.decode, raw, "malformed message between nodes", ProtocolError, _refuse_unknown)
 
 
-def _refuse_unknown_fact(raw: bytes) -> None:
+def _refuse_unknown(raw: bytes) -> None:
+    refuse_unknown(raw, _TAGS)
     try:
         tag, event = tag_in_map(raw)
     except MALFORMED:

@@ -29,7 +29,6 @@ from ckptd_client._state.tensors import copyable
 
 _THREADS = 4  # more are not faster than memory
 _THREADED_NBYTES = 32 << 20  # less is hashed before threads have started
-_Bytes = ctypes.Array[ctypes.c_char] | StridedBytes
 _B = TypeVar("_B", bound=Sized)
 
 
@@ -59,6 +58,9 @@ class StridedBytes:
             place = room[: box.nbytes]
             place.view(box.dtype).view(box.shape).copy_(box)
             yield place.numpy().data
+
+
+_Bytes = ctypes.Array[ctypes.c_char] | StridedBytes
 
 
 class Digest(NamedTuple):
