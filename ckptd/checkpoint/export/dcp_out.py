@@ -8,12 +8,13 @@ are rank 0's, as it saved them.
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
 from ckptd.checkpoint.export.names import Chosen
 from ckptd.checkpoint.export.plan import Box, FilePlan, Tensor, rows_of
+from ckptd.checkpoint.export.source import Source
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.format.layout import VERSION, Layout, Path, Shape, TensorEntry, box_nbytes
 from ckptd.shared.format.slot import PAGE, align_up
@@ -25,22 +26,6 @@ METADATA = ".metadata"
 _FILE_RE = re.compile(r"^__[0-9]+_[0-9]+\.distcp$")
 _OBJECTS = "__0_0.distcp"
 _ROWS_NBYTES = 16 << 20
-
-
-class Save(Protocol):
-    """What the directory is made of, as far as its boxes and its `.metadata` tell."""
-
-    @property
-    def flat(self) -> bool:
-        """Whether its ranks hold ranges of elements, not boxes."""
-
-    @property
-    def path(self) -> str:
-        """A directory, of which it names the last part."""
-
-    @property
-    def save_id(self) -> str:
-        """What distinguishes it from others."""
 
 
 class Cut(NamedTuple):
@@ -102,7 +87,7 @@ class _File:
 
 
 def plan_files(
-    chosen: Sequence[Chosen], leaves: Mapping[str, bytes], paths: Mapping[str, Path], save: Save, max_nbytes: int
+    chosen: Sequence[Chosen], leaves: Mapping[str, bytes], paths: Mapping[str, Path], save: Source, max_nbytes: int
 ) -> list[FilePlan]:
     """The files of all ranks, none above the maximum unless by a single box, and last `.metadata`.
 

@@ -1,13 +1,13 @@
 """Which tensors are exported, under which names and with which dtype. Pure."""
 
 import math
-from collections.abc import Container, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from ckptd.checkpoint.export import casts
 from ckptd.checkpoint.export.plan import Tensor
+from ckptd.checkpoint.export.source import Source
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.format.dtypes import itemsize
 
@@ -37,18 +37,7 @@ class Chosen(msgspec.Struct, frozen=True):
         return math.prod(self.tensor.shape) * itemsize(self.dtype)
 
 
-class HasTensors(Protocol):
-    """What tensors are chosen from."""
-
-    @property
-    def names(self) -> list[str]:
-        """Of all tensors, in the order of the state that was saved."""
-
-    def tensors(self, names: Container[str]) -> dict[str, Tensor]:
-        """Those of these names, whole; tied ones are the same. Raises DamagedError for one that is not."""
-
-
-def choose(source: HasTensors, choice: Choice) -> list[Chosen]:
+def choose(source: Source, choice: Choice) -> list[Chosen]:
     """The tensors to export, in the order of the state that was saved.
 
     Only what is chosen has to be whole. Raises DamagedError when it is not; UsageError when nothing is chosen, a

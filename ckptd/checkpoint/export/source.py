@@ -5,12 +5,12 @@ Its records are checked against each other, its layouts decoded.
 
 import itertools
 import os
-from collections.abc import Container, Mapping
-from typing import ClassVar, Protocol
+from collections.abc import Container
+from typing import ClassVar
 
 import msgspec
 
-from ckptd.checkpoint.export.names import HasTensors
+from ckptd.checkpoint.export.deepspeed.source import ZeroCheckpoint
 from ckptd.checkpoint.export.plan import Tensor, whole_tensors
 from ckptd.checkpoint.export.read import SourceFile
 from ckptd.checkpoint.whereabouts import where_checkpoints_are
@@ -37,45 +37,6 @@ from ckptd.shared.stores.kinds import open_files, real
 from ckptd.store.opening import open_store
 
 _JOBS_SHOWN = 5
-
-
-class Source(HasTensors, Protocol):
-    """A checkpoint of any kind, opened."""
-
-    @property
-    def flat(self) -> bool:
-        """Whether its ranks hold ranges of elements, not boxes that a reader could want."""
-
-    @property
-    def path(self) -> str:
-        """Its directory."""
-
-    @property
-    def step(self) -> int:
-        """The training step."""
-
-    @property
-    def incarnation(self) -> int | None:
-        """The life of its job; None where there is no such thing."""
-
-    @property
-    def save_id(self) -> str:
-        """What distinguishes it from others of the job."""
-
-    @property
-    def leaves(self) -> int:
-        """How many values are no tensors."""
-
-    @property
-    def files(self) -> list[SourceFile]:
-        """What the boxes of its tensors lie in."""
-
-    @property
-    def paths(self) -> Mapping[str, Path]:
-        """Places in the nesting of all names, of tensors and of other values."""
-
-    def stock_leaves(self) -> dict[str, bytes]:
-        """Values that are no tensors, a torch.save archive each. Raises DamagedError or OSError, naming the file."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -144,6 +105,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
                     return {}
                 return {name: objects.data[at : at + nbytes] for name, (at, nbytes) in objects.index.items()}
         return {}
+
+
+Source = Checkpoint | ZeroCheckpoint  # what can be exported, opened
 
 
 def find(path: str, integrity: Integrity = XXH3) -> tuple[str, list[str]]:
