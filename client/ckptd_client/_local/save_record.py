@@ -61,13 +61,13 @@ class SaveRecord:
     """The record of one save. Reading ``milestone`` and ``end`` receives pending updates first."""
 
     def __init__(self, save: SaveId, pump: Pump) -> None:
-        self._save = save
+        self.save_id = save
         self._pump = pump
-        self._milestone: Milestone | None = None
-        self._end: End | None = None
-        self._reason = ""
-        self._failed_here = self._idle = False
-        self._began = time.monotonic()
+        self.known_milestone: Milestone | None = None  # at the last update
+        self.known_end: End | None = None  # likewise
+        self.reason = ""  # why it ended so, or its problem
+        self.failed_here = self._idle = False  # idle: it waits for ranks that do not save
+        self.began = time.monotonic()
         self._outlook = Outlook()
         self.handle: Callable[[], Any] = lambda: None  # a weak reference to the SaveHandle
         self.stall_s = 0.0
@@ -76,29 +76,19 @@ class SaveRecord:
     @property
     def step(self) -> int:
         """The training step."""
-        return self._save.step
-
-    @property
-    def save_id(self) -> SaveId:
-        """Incarnation, counter and step: the checkpoint's identity."""
-        return self._save
+        return self.save_id.step
 
     @property
     def milestone(self) -> Milestone | None:
         """The highest milestone reached so far: 'staged', 'protected', 'durable', or None."""
         self._pump(0.0)
-        return self._milestone
+        return self.known_milestone
 
     @property
     def end(self) -> End | None:
         """How it ended; None while it can still reach a milestone."""
         self._pump(0.0)
-        return self._end
-
-    @property
-    def reason(self) -> str:
-        """Why it ended so, or its problem."""
-        return self._reason
+        return self.known_end
 
     def wait(self, milestone: str = "staged", timeout_s: float | None = None) -> "SaveRecord":
         """See SaveHandle.wait."""
@@ -106,7 +96,7 @@ class SaveRecord:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._pump(0.0)
         while not self.reached(wanted):
-            if self._end is not None and not (wanted is Milestone.PROTECTED and self._is_being_protected):
+            if self.known_end is not None and not (wanted is Milestone.PROTECTED and self._is_being_protected):
                 raise self._out_of_reach(wanted)
             left = 1.0 if deadline is None else deadline - time.monotonic()
             if left <= 0:
@@ -115,28 +105,28 @@ class SaveRecord:
         return self
 
     def _too_late(self, wanted: Milestone, timeout_s: float | None) -> WaitTimeoutError:
-        text, hint = self._outlook.why_late(self._save, wanted) if timeout_s else Cause()
-        if self._reason and (not text or (self._milestone is None and not text.startswith("it "))):
-            text, hint = f"it {self._reason}", ""  # from the coordinator; the status of other nodes lacks it
-        text = text or (self._outlook.notice if self._milestone else "")
-        so_far = f"step {self.step} is {self._milestone or 'not staged'} after {timeout_s:g} s"
+        text, hint = self._outlook.why_late(self.save_id, wanted) if timeout_s else Cause()
+        if self.reason and (not text or (self.known_milestone is None and not text.startswith("it "))):
+            text, hint = f"it {self.reason}", ""  # from the coordinator; the status of other nodes lacks it
+        text = text or (self._outlook.notice if self.known_milestone else "")
+        so_far = f"step {self.step} is {self.known_milestone or 'not staged'} after {timeout_s:g} s"
         return WaitTimeoutError(f"{so_far}: {text}" if text else so_far, hint=hint)
 
     @property
     def _is_being_protected(self) -> bool:
         """Whether it may still become protected, though it will not be drained."""
         newest = self._outlook.newest_staged
-        outrun = newest is not None and newest > self._save
-        return self._end is End.KEPT and self._outlook.scheme is not Scheme.NONE and not outrun
+        outrun = newest is not None and newest > self.save_id
+        return self.known_end is End.KEPT and self._outlook.scheme is not Scheme.NONE and not outrun
 
     def _out_of_reach(self, wanted: Milestone) -> SaveFailedError:
-        text = f"step {self.step} will not become {wanted}: it ended as '{self._end}'"
+        text = f"step {self.step} will not become {wanted}: it ended as '{self.known_end}'"
         reason, hint = self.cause
         text += f" ({reason})" if reason else ""
         if wanted is Milestone.PROTECTED and self._outlook.scheme is Scheme.NONE:
             text += f"; without a drain nothing protects it: {self._outlook.why_none}"
             hint = _ALONE_HINT
-        elif wanted is Milestone.PROTECTED and self._end is End.KEPT:
+        elif wanted is Milestone.PROTECTED and self.known_end is End.KEPT:
             text += f"; {self._outlook.newest_staged} was staged before it was protected"
             hint = "wait for the newest: client.wait('protected')"
         return SaveFailedError(text, hint=hint)
@@ -144,64 +134,49 @@ class SaveRecord:
     @property
     def cause(self) -> tuple[str, str]:
         """The reason at the last update, and a hint."""
-        reason, hint = parted(self._reason)
-        return reason, hint or (_HINTS.get(self._end, "") if self._end is not None else "")
+        reason, hint = parted(self.reason)
+        return reason, hint or (_HINTS.get(self.known_end, "") if self.known_end is not None else "")
 
     def reached(self, wanted: Milestone) -> bool:
         """Whether the milestone, or a higher one, is known to be reached."""
-        return self._milestone is not None and _ORDER.index(self._milestone) >= _ORDER.index(wanted)
-
-    @property
-    def known_milestone(self) -> Milestone | None:
-        """The milestone at the last update."""
-        return self._milestone
-
-    @property
-    def known_end(self) -> End | None:
-        """The end at the last update."""
-        return self._end
+        return self.known_milestone is not None and _ORDER.index(self.known_milestone) >= _ORDER.index(wanted)
 
     @property
     def in_vain(self) -> bool:
         """Whether it has ended, at the last update, and was never staged."""
-        return self._milestone is None and self._end in (End.FAILED, End.SKIPPED, End.ABANDONED)
+        return self.known_milestone is None and self.known_end in (End.FAILED, End.SKIPPED, End.ABANDONED)
 
     @property
     def ended(self) -> bool:
         """Whether no update will change it, but for a forced drain of a kept one."""
-        return self._end in _FINAL
+        return self.known_end in _FINAL
 
     @property
     def waits(self) -> bool:
         """Whether it is neither staged nor ended, at the last update."""
-        return self._milestone is None and self._end is None
+        return self.known_milestone is None and self.known_end is None
 
     @property
     def waits_in_vain(self) -> bool:
         """Whether it waits for ranks that run and do not save, at the last update."""
         return self.waits and self._idle
 
-    @property
-    def began(self) -> float:
-        """When the save began, on the clock of time.monotonic."""
-        return self._began
-
     def hear(self, news: Progress) -> None:
         """Applies an update of the daemon."""
         if news.milestone is None and news.end is None:  # only the ranks for which it waits
             if self.waits:
-                self._reason, self._idle = news.reason, news.idle
+                self.reason, self._idle = news.reason, news.idle
             return
-        if news.milestone is None and self._failed_here:
+        if news.milestone is None and self.failed_here:
             return  # the failure on this rank has the cause
         if news.milestone is not None and not self.reached(news.milestone):
-            self._milestone = news.milestone
-        if news.milestone is Milestone.PROTECTED and news.end is None and not self._failed_here:
+            self.known_milestone = news.milestone
+        if news.milestone is Milestone.PROTECTED and news.end is None and not self.failed_here:
             return  # it is protected; the drain does not depend on it
-        self._end, self._reason = news.end, news.reason
-        if self._end is End.ABANDONED and self._milestone is not None:
+        self.known_end, self.reason = news.end, news.reason
+        if self.known_end is End.ABANDONED and self.known_milestone is not None:
             # It was staged, then a newer one; the daemon died while it freed the slots, and the next finds only some.
-            self._end = End.SUPERSEDED
+            self.known_end = End.SUPERSEDED
 
     def share(self, outlook: Outlook) -> None:
         """Connects the record with the others of its client."""
@@ -209,21 +184,16 @@ class SaveRecord:
 
     def fail(self, end: End, reason: str) -> None:
         """Records that the save ended on this rank."""
-        self._end, self._reason, self._failed_here = end, reason, True
-
-    @property
-    def failed_here(self) -> bool:
-        """Whether it ended on this rank."""
-        return self._failed_here
+        self.known_end, self.reason, self.failed_here = end, reason, True
 
     def reopen(self) -> None:
         """Reopens a kept or failed save for a forced drain."""
-        if self._end in (End.KEPT, End.FAILED) and self._milestone is not None:
-            self._end, self._reason = None, ""
+        if self.known_end in (End.KEPT, End.FAILED) and self.known_milestone is not None:
+            self.known_end, self.reason = None, ""
 
     def __repr__(self) -> str:
-        state = self._end or self._milestone or "staging"
-        reason = self._reason.partition("\n")[0]
+        state = self.known_end or self.known_milestone or "staging"
+        reason = self.reason.partition("\n")[0]
         return f"<SaveHandle step {self.step} {state}{': ' + reason if reason else ''}>"
 
 
@@ -253,7 +223,7 @@ class HandleBook:
         self._handles[handle.save_id] = self._alive[handle.save_id] = handle
         surplus = len(self._handles) - MAX_HANDLES
         if surplus > 0:
-            ended = [save for save, known in self._handles.items() if known._end is not None][:surplus]  # noqa: SLF001
+            ended = [save for save, known in self._handles.items() if known.known_end is not None][:surplus]
             for save in ended or list(self._handles)[:-MAX_OPEN]:
                 del self._handles[save]
 
@@ -312,8 +282,8 @@ class HandleBook:
         newest = max(known, default=None)
         for save in sorted(set(self._alive.keys()) - known - set(held)):
             handle = self._alive.get(save)
-            if handle is not None and handle._end is None:  # noqa: SLF001
-                outrun = handle._milestone is not None and newest is not None and save < newest  # noqa: SLF001
+            if handle is not None and handle.known_end is None:
+                outrun = handle.known_milestone is not None and newest is not None and save < newest
                 handle.fail(End.SUPERSEDED if outrun else End.FAILED, _GONE)
 
     def of_step(self, incarnation: int, step: int) -> SaveRecord | None:
@@ -324,7 +294,7 @@ class HandleBook:
     def give_up(self, save: SaveId, reason: str) -> None:
         """Records that a save cannot be handed over any more; it failed unless its end or milestone is known."""
         handle = self._alive.get(save)
-        if handle is not None and handle._milestone is None and handle._end is None:  # noqa: SLF001
+        if handle is not None and handle.known_milestone is None and handle.known_end is None:
             handle.fail(End.FAILED, reason)
 
     @property
@@ -332,5 +302,5 @@ class HandleBook:
         """The newest save that has reached a milestone or still can."""
         lost = (End.SKIPPED, End.ABANDONED)
         handles = list(self._handles.values())
-        alive = [h for h in handles if h._end not in lost and (h._milestone or not h.ended)]  # noqa: SLF001
+        alive = [h for h in handles if h.known_end not in lost and (h.known_milestone or not h.ended)]
         return next(reversed(alive or handles), None)

@@ -120,7 +120,7 @@ def test_what_was_lost_keeps_what_was_to_go_before_it(training, folder, caplog):
     training.save("1.ckpt").wait("durable", 20)
     handle = training.save("2.ckpt", elements=6)
     handle.wait("durable", 20)
-    handle._record._end, handle._record._reason = "failed", "for a test"
+    handle._record.known_end, handle._record.reason = "failed", "for a test"
     training.places.remove(str(folder / "1.ckpt"))
     training.places.settle()
     assert "1.ckpt" in training.shown()
