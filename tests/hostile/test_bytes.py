@@ -194,7 +194,7 @@ def test_what_decoding_raises_is_never_reported_whole():
 TELLING = [
     *(f"ckptd/shared/format/{name}.py" for name in ("committed", "header", "layout", "manifest")),
     *(f"ckptd/shared/torchfile/{name}.py" for name in ("metadata_read", "pickle_read", "zip_read")),
-    *(f"client/ckptd_client/_load/foreign/{name}.py" for name in ("dcp", "safetensors", "torch_archive")),
+    *(f"client/ckptd_client/_load/foreign/{name}.py" for name in ("dcp", "safetensors")),
     "client/ckptd_client/_state/leaf_arrays.py",
 ]
 
