@@ -21,6 +21,16 @@ class Guard(NamedTuple):
         return self.text, self.removed
 
 
+def fault_guard(name: str, file: str, text: str, removed: str, *tests: str) -> Guard:
+    """Of tests of one node; tests: node ids below tests/faults, without "test_" of the file."""
+    return Guard(name, file, text, removed, tuple(f"{FAULTS}test_{test}" for test in tests))
+
+
+def nodes_guard(name: str, file: str, text: str, removed: str, *tests: str) -> Guard:
+    """Of tests between nodes; tests: node ids below tests/faults/nodes."""
+    return Guard(name, file, text, removed, tuple(f"{NODES}test_{test}" for test in tests))
+
+
 def function_of(node_id: str) -> str:
     """The node id of the function, without the case."""
     return node_id.partition("[")[0]

@@ -1,13 +1,10 @@
 """Guards of promises between nodes: each fault test of tests/faults/nodes needs one."""
 
-from tests.guards.guard import NODES, Guard
+from tests.guards.guard import FAULTS
+from tests.guards.guard import nodes_guard as _row
 
 _COORDINATOR = "ckptd/core/coordinator/"
-
-
-def _row(name: str, file: str, text: str, removed: str, *tests: str) -> Guard:
-    return Guard(name, file, text, removed, tuple(f"{NODES}test_{test}" for test in tests))
-
+_NODE = "ckptd/core/node/"
 
 _DAMAGE = (
     _row(
@@ -49,6 +46,236 @@ _FILES = (
         "if save in r.unwhole or save not in self._saves.records:", "if True:",
         "files.py::test_files_of_a_lost_node_come_from_parity",
     ),
+    _row(
+        "each-node-publishes-its-own-part", "ckptd/daemon/publishing.py",
+        "if self._publications.is_due(job, save) and", "if False and",
+        "files.py::test_files_of_all_nodes_are_published[False]",
+    ),
 )  # fmt: skip
 
-ROWS = (*_DAMAGE, *_FILES)  # fmt: skip
+_LINKS = (
+    _row(
+        "a-rank-repeats-which-saves-it-missed", "client/ckptd_client/_daemon/outbox.py",
+        "for save, reason in list(self._missed.items()):", "for save, reason in []:",
+        "links.py::test_a_daemon_that_stays_away_for_a_while_costs_its_rank_s_saves_only[c]",
+    ),
+    _row(
+        "staged-only-with-every-rank", f"{_COORDINATOR}saves.py",
+        "complete = record.phase is Phase.STAGING and record.in_memory", "complete = record.phase is Phase.STAGING",
+        "links.py::test_a_node_that_is_cut_off_degrades_its_set_until_it_is_back",
+    ),
+    _row(
+        "status-names-nodes-that-are-silent", f"{_COORDINATOR}parity_scheduler.py",
+        "unreachable=set(self.topology.nodes) - self._saves.reachable,", "unreachable=set(),",
+        "links.py::test_a_stopped_peer_degrades_its_set_until_it_goes_on",
+    ),
+    _row(
+        "members-repeat-their-columns", f"{_NODE}parity.py",
+        "return self._tell(self.ordered, own, (node,))", "return []",
+        "links.py::test_a_daemon_restarted_during_the_encode_goes_on_with_it[c]",
+    ),
+    _row(
+        "a-token-opens-one-connection", "ckptd/shared/bulk/server.py",
+        "if not counters.take(counter):", "if False:",
+        "links.py::test_what_is_said_again_changes_nothing",
+    ),
+    _row(
+        "an-unknown-key-is-kept-out", "ckptd/peers/zap.py",
+        "if known(stranger.key):", "if True:",
+        "links.py::test_a_daemon_with_another_key_is_refused_and_reported",
+    ),
+)  # fmt: skip
+
+_LOSS = (
+    _row(
+        "every-crash-point-is-listed", "ckptd/system/failpoints.py",
+        '    "encode.after-seal",\n', "",
+        "loss.py::test_every_point_is_in_the_long_list",
+    ),
+    _row(
+        "older-parity-stays-until-newer-is-protected", f"{_NODE}parity.py",
+        "{key, *(held for held in self.chunks if held >= newest)}", "{key, newest} - {newest}",
+        "loss.py::test_a_node_lost_at_this_point_costs_nothing_that_was_promised[encode.half-pulled-c]",
+    ),
+    _row(
+        "what-was-staged-only-may-be-lost", f"{_COORDINATOR}empty_loads.py",
+        "lost = all(reason.lost for reason in found.reasons)", "lost = False",
+        "lost_staged.py::test_a_job_whose_only_checkpoint_was_staged_on_a_lost_node_starts_from_nothing",
+    ),
+)  # fmt: skip
+
+_MEMBERS = (
+    _row(
+        "segments-come-from-peers", f"{_COORDINATOR}locations.py",
+        "if others and (save, Tier.PEER, rank) not in damaged:", "if False:",
+        "members.py::test_ranks_in_another_order_copy_from_peers",
+        "members.py::test_a_node_more",
+    ),
+    _row(
+        "segments-are-rebuilt", f"{_COORDINATOR}parity_scheduler.py",
+        "if chunks and recoverable(", "if False and recoverable(",
+        "members.py::test_ranks_in_another_order_after_a_loss",
+        "members.py::test_uneven_ranks_per_node[b]",
+        "members.py::test_two_jobs_on_the_same_nodes_lose_one",
+        "members.py::test_another_world_size_after_a_loss",
+    ),
+    _row(
+        "short-columns-end-in-zeros", "ckptd/parity/engine.py",
+        "            value[at:] = 0", "            pass",
+        "members.py::test_shards_of_very_different_size[c]",
+    ),
+    _row(
+        "a-load-that-is-not-strict-says-what-it-lacks", "client/ckptd_client/_load/lenient.py",
+        '*_lines([*objects, *alone], "not in the checkpoint, and kept as it was"),', "",
+        "members.py::test_a_load_that_is_not_strict[ab]",
+    ),
+    _row(
+        "only-ranks-that-are-in-count", f"{_NODE}node.py",
+        "event.session and not self.ranks.is_in(event):", "event.session and False:",
+        "members.py::test_ranks_that_were_replaced_are_refused",
+    ),
+    _row(
+        "a-node-that-slept-puts-its-ranks-out", f"{_NODE}ranks.py",
+        'if order.code == "stale" and admitted is not None and', "if False and admitted is not None and",
+        "members.py::test_a_node_that_froze_wakes_up_in_a_job_that_went_on_without_it",
+    ),
+    _row(
+        "a-daemon-adopts-slots", "ckptd/daemon/adoption.py",
+        "nameless = [slot for slot in slots if not self._slot(slot, jobs)]", "nameless = []",
+        "members.py::test_a_daemon_restarted_where_no_rank_lives_any_more",
+    ),
+)  # fmt: skip
+
+_MISSING = (
+    _row(
+        "missing-ranks-have-places", f"{_COORDINATOR}missing_ranks.py",
+        "causes += self._places(sorted([*idle, *unattached]))", "causes += []",
+        "missing_ranks.py::test_ranks_of_another_node_are_named_with_that_node",
+    ),
+    _row(
+        "all-nodes-that-saved-learn-who-is-missing", f"{_COORDINATOR}missing_ranks.py",
+        "nodes = sorted({node for nodes in record.held.values() for node in nodes})", "nodes = [self._node]",
+        "missing_ranks.py::test_ranks_away_from_the_coordinator_learn_it_too",
+    ),
+    _row(
+        "a-silent-coordinator-is-named", f"{_NODE}ranks.py",
+        "actions += self.save_waits(ev.SaveWaits(", "str(ev.SaveWaits(",
+        "missing_ranks.py::test_a_coordinator_whose_daemon_died_is_named_on_the_other_nodes",
+    ),
+)  # fmt: skip
+
+_STATUS = (
+    _row(
+        "status-has-the-ranks-of-its-own-node", "ckptd/daemon/status_query.py",
+        "        ranks=own.ranks,\n", "",
+        "status.py::test_any_daemon_reports_all_nodes_and_ranks_of_a_drain_that_runs",
+    ),
+    _row(
+        "a-silent-daemon-is-waited-for-briefly", "ckptd/daemon/status_query.py",
+        "return not self._left or now >= self.deadline", "return not self._left",
+        "status.py::test_a_daemon_that_does_not_answer_is_named_and_costs_less_than_a_second",
+    ),
+    _row(
+        "status-names-who-did-not-answer", "ckptd/daemon/status_query.py",
+        "silent=[node for node in query.asked.get(job, ()) if node not in answers],", "silent=[],",
+        "status.py::test_without_its_coordinator_a_node_reports_what_it_knows",
+    ),
+    _row(
+        "questions-do-not-replace-each-other", "ckptd/daemon/status_service.py",
+        "self._waiting.append(waiting)", "self._waiting = [waiting]",
+        "status.py::test_who_asks_twice_at_once_is_answered_twice",
+    ),
+    _row(
+        "status-shows-the-drain-of-each-node", "ckptd/cli/view/nodes.py",
+        "    if job.drain is not None:\n        yield", "    if False:\n        yield",
+        "status.py::test_the_readme_shows_what_is_shown_today",
+    ),
+    _row(
+        "a-hung-store-is-a-problem-of-its-node", "ckptd/daemon/status_service.py",
+        'worker.problem or (f"{key.store} gives no answer" if worker.silent else "")', "worker.problem",
+        "status.py::test_a_store_that_hangs_for_another_node_is_reported_with_its_name",
+    ),
+    _row(
+        "only-the-coordinator-knows-the-steps", "ckptd/daemon/steps_service.py",
+        "if job is not None and job.node.coordinator == self._node:", "if job is not None:",
+        "steps.py::test_every_node_names_the_same_steps_at_once",
+    ),
+    _row(
+        "a-silent-coordinator-is-an-error", "ckptd/daemon/steps_service.py",
+        "        if now >= question.until:\n            return _silent",
+        "        if False:\n            return _silent",
+        "steps.py::test_a_coordinator_that_does_not_answer_is_an_error_with_its_name",
+    ),
+    _row(
+        "a-question-is-asked-again", "ckptd/daemon/steps_service.py",
+        "(now >= question.again_at or question.asked != coordinator)", "question.asked != coordinator",
+        "steps.py::test_a_coordinator_that_restarts_meanwhile_answers",
+    ),
+)  # fmt: skip
+
+_TWO_LOST = (
+    _row(
+        "double-bears-two-losses", f"{_COORDINATOR}parity_scheduler.py",
+        "if chunks and recoverable(", "if chunks and len(lost) == 1 and recoverable(",
+        "two_lost.py::test_two_nodes_lost_at_once[double-ac]",
+        "two_lost.py::test_a_node_is_lost_of_which_a_rebuild_takes_bytes[double]",
+    ),
+    _row(
+        "a-load-says-why-it-reads-the-store", f"{_COORDINATOR}restores.py",
+        'reasons += [Reason(f"{save}: {why}", lost=False)] if why else []', "del why",
+        "two_lost.py::test_two_nodes_lost_at_once[xor-ac]",
+    ),
+    _row(
+        "a-load-says-what-was-lost", f"{_COORDINATOR}restores.py",
+        "reasons.append(self._lost(r, save, lost))", "del lost",
+        "two_lost.py::test_two_lost_under_xor_with_nothing_on_the_store_falls_back_to_what_is_there_and_says_why",
+    ),
+)  # fmt: skip
+
+_TWO_RUNS = (
+    _row(
+        "a-commit-looks-for-a-takeover", "ckptd/store/posix/commit.py",
+        "taken_over = taken_over_by(records, save, by) if by is not None else 0", "taken_over = 0",
+        "two_runs.py::test_an_older_run_gets_no_durable_once_a_newer_one_has_begun_elsewhere",
+    ),
+    _row(
+        "no-store-is-made-where-one-is-remembered", "ckptd/store/interface.py",
+        "if found is None and wanted != ANY_STORE and (named or remembered):", "if False:",
+        "two_runs.py::test_no_store_is_made_silently_where_an_arena_remembers_another_one",
+        "two_runs.py::test_a_node_without_memory_that_joins_one_with_memory_makes_no_store_either",
+    ),
+    _row(
+        "a-store-that-is-asked-for-must-be-there", "ckptd/store/interface.py",
+        "if found is None and named and named not in remembered:", "if found is None and named and (named := ''):",
+        "two_runs.py::test_a_store_id_that_is_asked_for_and_is_not_there_is_an_error",
+    ),
+    _row(
+        "manifests-remember-their-store", "ckptd/store/posix/identity.py",
+        "    if (found := _id_in_manifests(fs, store, job)) is not None:\n        return found\n    try:",
+        "    try:",
+        "two_runs.py::test_a_manifest_remembers_its_store_when_no_memory_does",
+    ),
+    _row(
+        "a-store-that-may-be-none-is-warned-of", "ckptd/store/posix/identity.py",
+        'warning = lost or (_volatile(store) if store_id is None else "")', "warning = lost",
+        "two_runs.py::test_a_first_store_on_tmpfs_is_made_with_a_warning_that_names_its_device_and_mount",
+        "two_runs.py::test_a_first_store_on_the_root_file_system_is_made_with_a_warning_that_names_its_device",
+    ),
+)  # fmt: skip
+
+_CAMPAIGNS = (
+    _row(
+        "campaigns-clean-up", f"{FAULTS}campaigns.py",
+        "before = {end: signal.signal(end, leave) for end in _ENDS}", "before = {}",
+        "campaigns.py::test_a_campaign_that_is_asked_to_end_leaves_nothing",
+    ),
+    _row(
+        "all-nodes-say-their-step-first", "ckptd/core/preemption.py",
+        "return [] if self._awaited else self._fix(self._highest + 1)", "return self._fix(self._highest)",
+        "polite.py::test_each_polite_kill_leaves_one_durable_step_on_all_ranks[0]",
+    ),
+)  # fmt: skip
+
+ROWS = (
+    *_DAMAGE, *_FILES, *_LINKS, *_LOSS, *_MEMBERS, *_MISSING, *_STATUS, *_TWO_LOST, *_TWO_RUNS, *_CAMPAIGNS,
+)  # fmt: skip

@@ -114,15 +114,21 @@ def test_without_its_coordinator_a_node_reports_what_it_knows(eight):
 
 
 def test_who_asks_twice_at_once_is_answered_twice(eight):
-    """Two terminals, and the metrics between them."""
-    asking = [
-        pythons.Popen(
-            [sys.executable, "-m", "ckptd", "status", "--nodes", "--json"],
-            env=eight.nodes["a"].environ(), stdout=subprocess.PIPE, text=True,
-        )
-        for _ in range(3)
-    ]  # fmt: skip
-    assert all(json.loads(one.communicate(timeout=30)[0])["schema"] == 1 for one in asking)
+    """Two terminals, and the metrics between them: all wait for the same daemon, which does not answer."""
+    ranks = eight.ranks(NAMES, "twice", sizes=[64 << 10])
+    ranks.connect()
+    with stopped(eight.nodes["d"]):
+        asking = [
+            pythons.Popen(
+                [sys.executable, "-m", "ckptd", "status", "--nodes", "--json"],
+                env=eight.nodes["a"].environ(), stdout=subprocess.PIPE, text=True,
+            )
+            for _ in range(3)
+        ]  # fmt: skip
+        shown = [one.communicate(timeout=30)[0] for one in asking]
+    assert [one.returncode for one in asking] == [0, 0, 0]
+    assert [json.loads(text)["jobs"][0]["silent"] for text in shown] == [["d"]] * 3
+    eight.end(ranks)
 
 
 def test_the_readme_shows_what_is_shown_today(zygote):

@@ -1,0 +1,126 @@
+"""Guards of saves and loads of one node: their bytes, their cost, the ranks that take part, their publication."""
+
+from tests.guards.guard import FAULTS
+from tests.guards.guard import fault_guard as _row
+
+_COORDINATOR = "ckptd/core/coordinator/"
+_NODE = "ckptd/core/node/"
+_CLIENT = "client/ckptd_client/"
+
+_BYTES = (
+    _row(
+        "a-block-of-a-slot-is-checked", f"{_CLIENT}_load/reader.py",
+        "source.check(index, found.value())", "pass",
+        "bit_flips.py::test_a_bit_in_a_slot_falls_back_to_the_same_step_on_the_store[block 1]",
+        "bit_flips.py::test_a_bit_in_a_slot_that_is_not_committed_falls_back_to_an_older_step",
+        "bit_flips.py::test_arena_and_store_both_damaged_name_both",
+    ),
+    _row(
+        "verify-reads-every-block", "ckptd/checkpoint/verify.py",
+        'report.problem(inside[0].path, f"digest', '_ = (inside[0].path, f"digest',
+        "bit_flips.py::test_a_bit_in_a_committed_file_falls_back_to_an_older_step[block 1]",
+        "bit_flips.py::test_no_bit_of_a_checkpoint_is_missed_by_verify",
+    ),
+    _row(
+        "a-damaged-vote-is-noted", f"{_CLIENT}_load/reader.py",
+        'return tuple(f"{one}; the data is not affected" for one in found if isinstance(one, Finding))', "return ()",
+        "bit_flips.py::test_a_bit_in_a_vote_is_noted_and_harms_nothing",
+    ),
+    _row(
+        "a-vote-names-the-parity", f"{_NODE}drain.py",
+        "parity=self.parity.record)]", "parity=None)]",
+        "drained_parity.py::test_an_image_is_lost_from_the_store_after_all_nodes_are",
+        "drained_parity.py::test_trainers_files_are_lost_from_the_store_after_all_nodes_are",
+    ),
+)  # fmt: skip
+
+_BUDGETS = (
+    _row(
+        "a-drain-waits-for-its-turn", "ckptd/store/image.py",
+        "time.sleep(max(0.0, due_s - time.monotonic()))", "del due_s",
+        "budgets.py::test_a_large_drain_keeps_to_the_cap",
+        "budgets.py::test_many_small_drains_keep_to_the_cap_together",
+    ),
+    _row(
+        "the-worker-is-nice", "ckptd/system/niceness.py",
+        "        os.nice(self.cpu)\n", "",
+        "budgets.py::test_every_thread_of_the_worker_stands_back_and_none_of_the_daemon",
+    ),
+    _row(
+        "a-skipped-save-is-counted", f"{_COORDINATOR}saves.py",
+        "self._finish(record, End.SKIPPED, reason)", "self._finish(record, End.FAILED, reason)",
+        "budgets.py::test_a_save_that_finds_no_slot_beside_a_slow_drain_is_skipped_and_counted",
+    ),
+    _row(
+        "a-cadence-counts-seconds", "ckptd/core/coordinator/drains.py",
+        "or (cadence.seconds > 0 and now - last[1] >= cadence.seconds)", "or cadence.seconds > now",
+        "budgets.py::test_a_cadence_in_seconds_drains_one_in_so_many",
+    ),
+    _row(
+        "multiples-stay", f"{_COORDINATOR}retention.py",
+        "if save not in pinned and not (keep_every and save.step % keep_every == 0)]", "if save not in pinned]",
+        "budgets.py::test_multiples_and_pins_stay_with_the_newest",
+    ),
+    _row(
+        "what-others-removed-is-forgotten", f"{_COORDINATOR}saves.py",
+        "for save in removed_by_others(self.on_store, there, self.fence.present):", "for save in ():",
+        "budgets.py::test_what_prune_removed_beside_a_live_daemon_is_not_promised_any_more",
+    ),
+)  # fmt: skip
+
+_SAVES = (
+    _row(
+        "an-interrupted-save-has-an-end", f"{_CLIENT}_save/saving.py",
+        "            staging.note_failure(handle, error, deadline=time.monotonic() + _SKIP_NOTICE_S)\n", "",
+        "client_review.py::test_a_save_that_is_interrupted_has_ended_and_the_next_one_works",
+    ),
+    _row(
+        "a-lost-rank-file-is-made-again", f"{_CLIENT}_daemon/link.py",
+        "if self._rank_file is not None and self._rank_file.lost:", "if False:",
+        "client_review.py::test_an_arena_that_was_wiped_is_made_again",
+    ),
+    _row(
+        "a-save-waits-for-the-client-only-so-long", f"{_CLIENT}_save/saving.py",
+        "if mine else self._refused(save)", "",
+        "client_review.py::test_a_save_that_cannot_have_the_client_ends_failed",
+    ),
+    _row(
+        "dropped-records-receive-updates", f"{_CLIENT}_local/save_record.py",
+        "handle = self._alive.get(item.save)\n            if handle is not None:\n                handle.hear",
+        "handle = self._handles.get(item.save)\n            if handle is not None:\n                handle.hear",
+        "client_review.py::test_handles_that_have_not_ended_are_kept_and_others_receive_while_they_are_held",
+    ),
+    _row(
+        "outrun-saves-are-superseded", f"{_CLIENT}_local/save_record.py",
+        "handle.fail(End.SUPERSEDED if outrun else End.FAILED, _GONE)", "handle.fail(End.FAILED, _GONE)",
+        "client_review.py::test_handles_that_the_next_daemon_does_not_know_end",
+    ),
+    _row(
+        "a-staged-save-is-superseded", f"{_CLIENT}_local/save_record.py",
+        "if self.known_end is End.ABANDONED and self.known_milestone is not None:", "if False:",
+        "crash_points.py::test_a_save_that_was_staged_is_never_called_abandoned",
+    ),
+    _row(
+        "an-adopted-slot-gets-its-digests", f"{_NODE}slots.py",
+        "if s.save is not None and not s.digested\n        ]", "if False\n        ]",
+        "crash_points.py::test_a_death_at_this_point_breaks_no_promise[stage.before-digest-both-2-True]",
+    ),
+    _row(
+        "the-walk-has-workers-that-die-alone", f"{FAULTS}test_crash_points.py",
+        'victim = "worker" if point in WORKER and number % 4 in (1, 2) else "both"', 'victim = "both"',
+        "crash_points.py::test_the_list_that_was_walked_is_the_whole_list",
+    ),
+    _row(
+        "a-handed-over-segment-is-not-lost", f"{_CLIENT}_save/staging.py",
+        "if isinstance(error, ChannelLostError) and self.was_delivered(handle):", "if False:",
+        "daemon_death.py::test_killed_while_a_save_waits_for_its_acknowledgement[1]",
+    ),
+    _row(
+        "a-save-is-over-at-its-deadline", f"{_CLIENT}_save/staging.py",
+        "return time.monotonic() + self.save_timeout_s", "return time.monotonic() + self.save_timeout_s + 4.0",
+        "daemon_death.py::test_a_daemon_that_stops_answering_never_holds_a_save_beyond_its_deadline",
+        "daemon_death.py::test_a_new_daemon_that_does_not_answer_holds_no_save_either",
+    ),
+)  # fmt: skip
+
+ROWS = (*_BYTES, *_BUDGETS, *_SAVES)  # fmt: skip
