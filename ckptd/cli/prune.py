@@ -11,6 +11,7 @@ from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.stores.kinds import absolute
 from ckptd.store.interface import Store
 from ckptd.store.opening import jobs_at, open_store
+from ckptd.store.scan import pinned
 from ckptd.system import human
 from ckptd.system.config import load_config
 
@@ -73,11 +74,13 @@ def command(  # noqa: PLR0913, PLR0917 - a flag each
 
 def _prune(store: Store, job: str, keep_last: int, keep_every: int, *, dry_run: bool) -> tuple[list[Pruned], list[str]]:
     """What of one job retention does not keep, and problems."""
-    there, (standings, unknown) = store.scan(job), store.standings(job)
-    if unknown:
-        raise CkptdError("; ".join(unknown), hint="without the pins nothing is removed")
+    there = store.scan(job)
+    try:
+        kept = pinned(store.files(job))
+    except OSError as error:
+        raise CkptdError(str(error), hint="without the pins nothing is removed") from None
     sizes = {entry.committed.save: entry.committed.nbytes for entry in there.committed}
-    stay = {save for save in sizes if save.dirname in standings and standings[save.dirname].pinned}
+    stay = {save for save in sizes if save.dirname in kept}
     gone = superfluous(sizes, keep_last=keep_last, keep_every=keep_every, pinned=stay)
     found: list[Pruned] = []
     for save in gone:

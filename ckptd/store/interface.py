@@ -14,7 +14,6 @@ they are read. Nothing that lies on a store is an order: it names no path outsid
 """
 
 import abc
-import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -260,12 +259,16 @@ class Store(abc.ABC):
             problems.append(str(error))
         found = {}
         for name in self.names(job):
-            with contextlib.suppress(OSError):  # it is no checkpoint, or was removed meanwhile
+            try:
                 found[name] = Standing(
                     committed_at=_moment(files.below(name).modified(COMMITTED)), latest=name == latest,
                     pinned=name in kept, unpublished=UNPUBLISHED in files.below(name).names(),
                     superseded=late.get(name, 0),
                 )  # fmt: skip
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # it is no checkpoint, or was removed meanwhile
+            except OSError as error:
+                problems.append(f"{files.where(name)}: whether it is published cannot be read: {error}")
         return found, problems
 
     # --- what goes, and what stays

@@ -219,13 +219,20 @@ class FileLayer:
     # -- made of the above --
 
     def write_temp(self, path: str, data: bytes, *, before_sync: Callable[[], None] = _nothing) -> str:
-        """Hidden file beside path with data, synced. before_sync: called when it is written and not yet synced."""
+        """Hidden file beside path with data, synced; none is left where that fails.
+
+        before_sync: called when it is written and not yet synced.
+        """
         temp = temp_name(path)
         fd = self.open_write(temp, direct=False)
         try:
             self.pwrite(fd, data, 0)
             before_sync()
             self.fsync(fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.unlink(temp)
+            raise
         finally:
             self.close(fd)
         return temp

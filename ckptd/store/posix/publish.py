@@ -134,11 +134,18 @@ def _unknown(path: str, why: str = "") -> str:
     return f"{path} was not published: nobody here knows any more where to{why}; {how_to_publish(path)}"
 
 
-def _waits(fs: FileLayer, key: JobKey, dirname: str) -> bool:
-    try:
-        return is_unpublished(fs, key, dirname)
-    except OSError:  # what is wrong with it is the scan's to say
-        return False
+def _waiting(fs: FileLayer, key: JobKey, names: list[str]) -> tuple[set[str], list[str]]:
+    """Those of the names that are of unpublished checkpoints, and what cannot be read."""
+    waiting, problems = set(), []
+    for name in names:
+        try:
+            if is_unpublished(fs, key, name):
+                waiting.add(name)
+        except NotADirectoryError:
+            continue  # it is no checkpoint
+        except OSError as error:
+            problems.append(f"{job_dir(key)}/{name}: whether it is published cannot be read: {error}")
+    return waiting, problems
 
 
 def publish_left(fs: FileLayer, key: JobKey, intents: Intents) -> tuple[list[SaveId], list[str]]:
@@ -146,10 +153,10 @@ def publish_left(fs: FileLayer, key: JobKey, intents: Intents) -> tuple[list[Sav
 
     Checkpoints without a known place are reported.
     """
-    done, notes = [], []
+    done = []
     named = {save.dirname for save in intents}
     names = sorted(filter(parse_dirname, _names(fs, job_dir(key))))
-    waiting = {name for name in names if _waits(fs, key, name)}
+    waiting, notes = _waiting(fs, key, names)
     there = {name: save_at(fs, key, name) for name in names if name in waiting or name in named}
     for name, found in there.items():
         known = name in named if found is None else found in intents

@@ -3,6 +3,8 @@
 import contextlib
 import os
 
+from ckptd.shared.format.stored_files import read_exactly
+from ckptd.shared.stores.directory import OpenedFile
 from ckptd.system import failpoints
 from ckptd.system.files import FileLayer, is_temp, temp_name
 
@@ -15,9 +17,13 @@ class PosixReplacement:
         self._path = path
         _sweep(fs, path)
         self._temp = temp_name(path)
-        self._written = fs.open_write(self._temp, direct=False)
-        self._read: int | None = None
-        fs.truncate(self._written, nbytes)
+        self._file: OpenedFile | None = None  # to be read
+        with contextlib.ExitStack() as made:
+            made.callback(self._unlink)
+            self._written = fs.open_write(self._temp, direct=False)
+            made.callback(fs.close, self._written)
+            fs.truncate(self._written, nbytes)
+            self._made = made.pop_all()
 
     def write(self, data: memoryview, offset: int) -> None:
         """As Replacement."""
@@ -25,14 +31,10 @@ class PosixReplacement:
 
     def read(self, into: memoryview, offset: int) -> None:
         """As Replacement."""
-        if self._read is None:
-            self._read = self._fs.open_read(self._temp)
-        done = 0
-        while done < len(into):
-            got = os.preadv(self._read, [into[done:]], offset + done)
-            if got == 0:
-                raise EOFError(f"{self._temp} ends at byte {offset + done}")
-            done += got
+        if self._file is None:
+            self._file = OpenedFile(self._fs.open_read(self._temp))
+            self._made.callback(self._file.close)
+        read_exactly(self._file, offset, into)
 
     def publish(self) -> None:
         """As Replacement."""
@@ -45,10 +47,9 @@ class PosixReplacement:
 
     def close(self) -> None:
         """As Replacement."""
-        for fd in (self._written, self._read):
-            if fd is not None and fd >= 0:
-                self._fs.close(fd)
-        self._written, self._read = -1, None
+        self._made.close()
+
+    def _unlink(self) -> None:
         with contextlib.suppress(OSError):
             self._fs.unlink(self._temp)
 

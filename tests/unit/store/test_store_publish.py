@@ -1,6 +1,7 @@
 """A trainer's files get their names in the right order, whoever comes late, and nobody else's files go."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from ckptd.shared.protocol.publication import Publication, check_publication
 from ckptd.store.posix.links import is_linked_to
 from ckptd.store.posix.publish import publish, publish_left, publish_own_part, publish_to
 from ckptd.store.posix.removal import remove_checkpoint
+from ckptd.store.posix.store import PosixStore
 from ckptd.store.stock_files import Stock
 from ckptd.system.files import FileLayer
 from tests.checkpoints import write_files
@@ -201,6 +203,34 @@ def test_another_node_finishes_what_the_committer_left(saved, key, out) -> None:
     assert publish_own_part(layer(key), key, OLD, saved) == ""
     assert sorted(os.listdir(out / "best")) == [".ckptd", "a", "b"]
     assert not saved.is_unpublished(OLD)
+
+
+class _Sick(FileLayer):
+    """A disk that cannot read what lies in the checkpoint of OLD."""
+
+    def listdir(self, path: str) -> list[str]:
+        if path.endswith(OLD.dirname):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return super().listdir(path)
+
+    def size(self, path: str) -> int:
+        if path.endswith(f"{OLD.dirname}/{UNPUBLISHED}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return super().size(path)
+
+
+def test_a_publication_whose_state_cannot_be_read_is_reported_and_the_others_are_done(saved, key, out) -> None:
+    saved.commit(OLD, {"a": b"old"}, out / "old")
+    saved.commit(NEW, {"a": b"new"}, out / "new")
+    del saved[OLD]
+    sick = _Sick(key.store)
+    text = "whether it is published cannot be read: [Errno 5] Input/output error"
+    (note,), wanted = publish_left(sick, key, saved)[1], f"{saved.path(OLD).rstrip('/')}: {text}"
+    assert note.startswith(wanted)
+    assert (out / "new" / "a").read_bytes() == b"new"
+    standings, (problem,) = PosixStore(key.store, fs=sick).standings(key.job)
+    assert list(standings) == [NEW.dirname]
+    assert problem.startswith(wanted)
 
 
 # -- links in the way --
