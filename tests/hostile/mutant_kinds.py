@@ -441,7 +441,9 @@ def publication(chance: random.Random, path: pathlib.Path) -> None:
         (path / STOCK_FILES).write_bytes(data)
     (path / UNPUBLISHED).touch()
     if chance.random() < 0.5:
-        (path / LINKED).write_bytes(to_json(mutated(chance, {"directories": [str(root / "out"), "/nonexistent"]})))
+        (path / LINKED).mkdir()
+        for number, directory in enumerate((str(root / "out"), "/nonexistent")):
+            (path / LINKED / str(number)).write_bytes(to_json(mutated(chance, {"directory": directory})))
     if chance.random() < 0.3:
         (root / "out").mkdir()
         origin = {"path": str(path), "job": "demo", "save_id": SAVE.text, "step": 10}

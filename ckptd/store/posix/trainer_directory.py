@@ -6,9 +6,9 @@ directory's parent no link is followed. Each step may be repeated, and done by t
 
 import contextlib
 import errno
+import functools
 import os
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
 
 import msgspec
 
@@ -39,7 +39,7 @@ class TrainerDirectory:
         self._path = path
         self._sources = sources
         self._known = {name: source for name, source in sources.items() if name in known}
-        self._on_symlink = on_symlink
+        self._on_symlink = functools.cache(on_symlink)
         self._draft = ""
         self._above = store.below(os.path.dirname(path))
         make_directories(store, os.path.dirname(path))
@@ -133,7 +133,7 @@ class TrainerDirectory:
         for name, source in sources.items():
             path = os.path.join(directory, name)
             folders |= make_directories(fs, os.path.dirname(path), below=directory)
-            again_when_swept(partial(self._put_one, fs, source, path))
+            again_when_swept(functools.partial(self._put_one, fs, source, path))
         for folder in sorted(folders, key=len, reverse=True):
             fs.fsync_dir(folder)
         return folders

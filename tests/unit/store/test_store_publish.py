@@ -14,7 +14,7 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.integrity import XXH3, Keyed
 from ckptd.shared.format.manifest import LINKED, STOCK_FILES, UNPUBLISHED
 from ckptd.shared.protocol.publication import Publication, check_publication
-from ckptd.store.posix.links import is_linked_to
+from ckptd.store.posix.links import is_linked_to, remember_links
 from ckptd.store.posix.publish import publish, publish_left, publish_own_part, publish_to
 from ckptd.store.posix.removal import remove_checkpoint
 from ckptd.store.posix.store import PosixStore
@@ -535,6 +535,40 @@ def test_directories_with_links_keep_the_checkpoint_and_are_only_read(saved, key
     assert is_linked_to(layer(key), key, OLD.dirname)
     os.unlink(out / "best" / "a")
     assert not is_linked_to(layer(key), key, OLD.dirname)
+
+
+def test_of_two_that_record_links_at_once_neither_loses_those_of_the_other(saved, key, out) -> None:
+    """Two daemons, or two runs: one does all of its own before the nth file operation of the other."""
+    saved.commit(OLD, {"a": b"old"}, out / "best")
+    for at in range(1, 100):
+        one, other = out.parent / f"one{at}", out.parent / f"other{at}"
+        disk = _Meanwhile(key.store, at, lambda other=other: remember_links(layer(key), saved.path(OLD), str(other)))
+        remember_links(disk, saved.path(OLD), str(one))
+        if disk.count[0] < at:
+            break
+        for directory in (one, other):
+            assert not is_linked_to(layer(key), key, OLD.dirname)
+            directory.mkdir()
+            (directory / "a").symlink_to(saved.path(OLD, "r00000-p01.bin"))
+            assert is_linked_to(layer(key), key, OLD.dirname), (at, directory)
+            (directory / "a").unlink()
+    assert at > 5
+
+
+def test_links_that_cannot_be_read_keep_the_checkpoint(saved, key, out) -> None:
+    class Sick(FileLayer):
+        def listdir(self, path: str) -> list[str]:
+            if path.endswith(LINKED):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            return super().listdir(path)
+
+    saved.commit(OLD, {"a": b"old"}, out / "best")
+    saved.commit(NEW, {"a": b"new"}, out / "new")
+    saved.publish(OLD)
+    with pytest.raises(OSError, match="Input/output error"):
+        remove_checkpoint(Sick(key.store), key, OLD, saved)
+    assert os.path.exists(saved.path(OLD, "COMMITTED"))
+    assert remove_checkpoint(layer(key), key, OLD, saved)
 
 
 def test_what_is_not_committed_is_not_put_anywhere_by_hand(saved, key, out) -> None:
