@@ -8,19 +8,22 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from ckptd.shared.base.errors import UsageError
+from ckptd.shared.base.errors import DamagedError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.shared.format.manifest import STOCK_METADATA
+from ckptd.shared.format.integrity import Keyed
+from ckptd.shared.format.manifest import MANIFEST, STOCK_METADATA
 from ckptd.shared.format.origin import MARKER, Origin
 from ckptd.shared.protocol.publication import Draft, Publication, check_publication
 from ckptd.store.posix.publish_state import publish_state
 from ckptd.store.posix.removal import remove_checkpoint
+from ckptd.store.posix.store import PosixStore
 from ckptd.system.files import FileLayer
 from tests.checkpoints import write_checkpoint
 from tests.runs import OTHER_RUN, RUN
 
 SAVE = SaveId(3, 1, 100, RUN)
 NEWER = SaveId(3, 2, 90, RUN)
+KEY = Keyed(bytes(range(32)))
 FILES = [".metadata", "objects.pt", "r00000-p00.safetensors", "r00001-p00.safetensors"]
 
 
@@ -130,6 +133,52 @@ def test_nothing_appears_before_the_commit_and_nothing_of_another_run(key, folde
     assert published(key, SAVE, draft) == ""
     write_checkpoint(key.store, [{"w": torch.arange(5.0)}], job="job", save=replace(SAVE, run=OTHER_RUN))
     assert published(key, SAVE, draft) == ""
+    assert listed(folder) == [os.path.basename(draft.path)]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_another_runs_checkpoint_under_the_name_gets_no_place_by_what_this_run_wanted(key, folder, in_place):
+    """Neither by the daemon that committed nor by a later one; and nothing of it is taken for done."""
+    states = [{"w": torch.arange(5.0), "lr": 0.1}] * 2
+    theirs = write_checkpoint(key.store, states, job="job", save=replace(SAVE, run=OTHER_RUN))
+    draft = drafted(key, folder / "x", path=folder / "x" if in_place else None)
+    intents, store = {SAVE: Publication.of_state(draft)}, PosixStore(key.store)
+    before = listed(draft.path)
+    assert store.publish("job", intents, SAVE) == ([], [])
+    assert store.publish("job", intents) == ([], [])
+    with pytest.raises(DamagedError, match=OTHER_RUN.hex()):
+        store.remove("job", SAVE, intents)
+    assert listed(folder) == [os.path.basename(draft.path)]
+    assert listed(draft.path) == before
+    assert {os.stat(theirs / name).st_nlink for name in FILES} == {1}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_with_a_key_only_what_it_proves_gets_a_place(key, folder, in_place):
+    states = [{"w": torch.arange(5.0), "lr": 0.1}] * 2
+    write_checkpoint(key.store, states, job="job", save=SAVE, integrity=KEY)
+    forged = write_checkpoint(key.store, states, job="job", save=NEWER)  # by a user without the key
+    ours = drafted(key, folder / "ours", path=folder / "ours" if in_place else None)
+    other = drafted(key, folder / "forged", NEWER, path=folder / "forged" if in_place else None)
+    keyed = FileLayer(key.store, KEY)
+    assert published(key, SAVE, ours, fs=keyed) == ""
+    assert listed(folder / "ours") == sorted([MARKER, "meta.pt", *FILES])
+    before = listed(other.path)
+    note = published(key, NEWER, other, fs=keyed)
+    assert f"{other.place} is not published: {forged}" in note
+    assert "--integrity xxh3" in note
+    assert listed(other.path) == before
+    assert {os.stat(forged / name).st_nlink for name in FILES} == {1}
+
+
+def test_with_a_key_a_manifest_that_another_user_wrote_publishes_nothing(key, folder):
+    """COMMITTED is ours, and the files that the records name are another's."""
+    states = [{"w": torch.arange(5.0), "lr": 0.1}] * 2
+    final = write_checkpoint(key.store, states, job="job", save=SAVE, integrity=KEY)
+    raw = (final / MANIFEST).read_bytes()
+    (final / MANIFEST).write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    draft = drafted(key, folder / "x")
+    assert "x is not published" in published(key, SAVE, draft, fs=FileLayer(key.store, KEY))
     assert listed(folder) == [os.path.basename(draft.path)]
 
 
