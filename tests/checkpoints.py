@@ -30,10 +30,10 @@ SAVE = SaveId(1, 1, 10, RUN)
 
 
 def image_of(
-    state: State, save: SaveId, *, rank: int = 0, world_size: int = 1, integrity: Integrity = XXH3
+    state: State, save: SaveId, *, rank: int = 0, world_size: int = 1, integrity: Integrity = XXH3, dual: bool = True
 ) -> tuple[bytes, FileRecord, bytes]:
     """What a rank leaves in its slot: image, its record, and the encoded objects (of rank 0)."""
-    plan = make_plan(state, rank=rank, world_size=world_size, integrity=integrity)
+    plan = make_plan(state, rank=rank, world_size=world_size, integrity=integrity, dual=dual)
     values = gather(plan, state, StockLeaves() if rank == 0 else None)
     memory = torch.zeros(align_up(plan.nbytes), dtype=torch.uint8)
     if values.tensors:
@@ -100,13 +100,15 @@ def put_vote(
 
 def write_checkpoint(
     store: Path | str, states: list[State], *, job: str = "demo", save: SaveId = SAVE, writer: str = "test",
-    integrity: Integrity = XXH3,
+    integrity: Integrity = XXH3, dual: bool = True,
 ) -> Path:  # fmt: skip
     """A committed checkpoint of one state per rank, each on a node of its own. Returns its directory."""
     os.makedirs(store, exist_ok=True)
     place = Place(JobKey(str(store), job), save)
     for rank, state in enumerate(states):
-        image, record, objects = image_of(state, save, rank=rank, world_size=len(states), integrity=integrity)
+        image, record, objects = image_of(
+            state, save, rank=rank, world_size=len(states), integrity=integrity, dual=dual
+        )
         put_image(place, record, image)
         found = decode_objects(objects, where="objects") if objects else None
         put_vote(place, [record], world_size=len(states), node=f"node{rank}", objects=found, integrity=integrity)

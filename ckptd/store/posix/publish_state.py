@@ -36,8 +36,14 @@ def publish_state(fs: FileLayer, key: JobKey, save: SaveId, to: Publication) -> 
             _publish(fs, key, save, draft)
         except (OSError, CkptdError) as error:
             hint = f" ({error.hint})" if isinstance(error, CkptdError) and error.hint else ""
-            notes.append(f"{draft.place} is not published: {getattr(error, 'message', error)}{hint}")
+            text = f"{draft.place} is not published: {getattr(error, 'message', error)}{hint}"
+            notes.append(f"{text}; to give that place up: {_how_to_give_up(draft)}")
     return "; ".join(notes)
+
+
+def _how_to_give_up(draft: Draft) -> str:
+    """What to type: until then the daemon tries again, and retention keeps the checkpoint."""
+    return f"rm {draft.path}/{MARKER}" if draft.path == draft.place else f"rm -r {draft.path}"
 
 
 def _publish(fs: FileLayer, key: JobKey, save: SaveId, draft: Draft) -> None:

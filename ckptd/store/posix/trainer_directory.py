@@ -82,11 +82,12 @@ class TrainerDirectory:
 
     def _appear(self, raw: bytes) -> None:
         temp = temp_name(self._path)
-        self._above.mkdir(temp)
-        self._put(self._above, temp, self._sources)
-        for name in self._drafted():
-            self._take_along(os.path.join(self._draft, name), os.path.join(temp, name))
-        _mark(self._above, temp, raw)
+        try:
+            self._fill(temp, raw)
+        except OSError:  # of a quota, say: second names of large files would keep their bytes
+            with contextlib.suppress(OSError):
+                self._above.rmtree(temp)
+            raise
         failpoints.reach("publish.before-rename")
         try:
             self._above.rename(temp, self._path)
@@ -96,6 +97,13 @@ class TrainerDirectory:
                 raise
             self._replace(temp, raw)
         self._above.fsync_dir(os.path.dirname(self._path))
+
+    def _fill(self, temp: str, raw: bytes) -> None:
+        self._above.mkdir(temp)
+        self._put(self._above, temp, self._sources)
+        for name in self._drafted():
+            self._take_along(os.path.join(self._draft, name), os.path.join(temp, name))
+        _mark(self._above, temp, raw)
 
     def _replace(self, temp: str, raw: bytes) -> None:
         """What is there already: a directory of ours makes place, beside somebody's files only ours are replaced."""

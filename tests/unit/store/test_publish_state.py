@@ -1,14 +1,16 @@
 """The checkpoint of a state gets into a trainer's directory: whole, its own save's, never an older one's."""
 
 import contextlib
+import errno
 import os
+import subprocess
 
 import msgspec
 import pytest
 import torch
 from msgspec.structs import replace
 
-from ckptd.shared.base.errors import DamagedError, UsageError
+from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.integrity import Keyed
 from ckptd.shared.format.manifest import MANIFEST, STOCK_METADATA
@@ -23,6 +25,7 @@ from tests.runs import OTHER_RUN, RUN
 
 SAVE = SaveId(3, 1, 100, RUN)
 NEWER = SaveId(3, 2, 90, RUN)
+PLAIN = SaveId(2, 9, 80, RUN)
 KEY = Keyed(bytes(range(32)))
 FILES = [".metadata", "objects.pt", "r00000-p00.safetensors", "r00001-p00.safetensors"]
 
@@ -228,6 +231,41 @@ def test_where_one_place_cannot_be_the_others_are(committed, folder):
     assert published(committed, SAVE, gone, shut, drafted(committed, folder / "x")) == ""
     assert (folder / "shut" / "x" / STOCK_METADATA).exists()
     assert (folder / "x" / STOCK_METADATA).exists()
+
+
+def test_a_place_for_which_there_is_no_room_keeps_its_checkpoint_and_holds_no_bytes(committed, folder):
+    """Second names in a temporary directory would keep what retention removes."""
+
+    class Full(FileLayer):
+        def write_temp(self, path, data, **options):
+            if path.startswith(str(folder)):
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), path)
+            return super().write_temp(path, data, **options)
+
+    draft, full = drafted(committed, folder / "x"), Full(committed.store)
+    intents = {SAVE: Publication.of_state(draft)}
+    with pytest.raises(CkptdError, match=f"x is not published: .*quota.* to give that place up: rm -r {draft.path}"):
+        remove_checkpoint(full, committed, SAVE, intents)
+    assert listed(folder) == [os.path.basename(draft.path)]
+    assert os.path.exists(f"{committed.store}/job/{SAVE.dirname}/COMMITTED")
+    assert remove_checkpoint(FileLayer(committed.store), committed, SAVE, intents)
+    assert listed(folder) == ["x"]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_state_that_no_reader_of_dcp_can_read_goes_when_its_place_is_given_up(committed, folder, in_place):
+    final = f"{committed.store}/job/{SAVE.dirname}"
+    write_checkpoint(committed.store, [{"w": torch.arange(5.0)}], job="job", save=PLAIN, dual=False)
+    assert not os.path.exists(f"{committed.store}/job/{PLAIN.dirname}/{STOCK_METADATA}"), final
+    draft = drafted(committed, folder / "x", PLAIN, path=folder / "x" if in_place else None)
+    intents, fs = {PLAIN: Publication.of_state(draft)}, FileLayer(committed.store)
+    with pytest.raises(
+        CkptdError, match=r"x is not published: .* has no \.metadata, .*; to give that place up: "
+    ) as hit:
+        remove_checkpoint(fs, committed, PLAIN, intents)
+    command = str(hit.value).partition("give that place up: ")[2].partition(": it stays")[0]
+    subprocess.run(command.split(), check=True)
+    assert remove_checkpoint(fs, committed, PLAIN, intents)
 
 
 def test_a_checkpoint_stays_while_symbolic_links_lead_to_it(committed):

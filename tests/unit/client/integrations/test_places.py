@@ -12,6 +12,7 @@ from ckptd.shared.format.origin import MARKER, Origin
 from ckptd_client.client import staging_of
 from ckptd_client.dcp import CkptdWriter
 from ckptd_client.integrations._kit.drafts import (
+    discard,
     draft_in_place,
     draft_of,
     finish,
@@ -172,6 +173,29 @@ def test_nothing_is_removed_for_a_durable_save_whose_place_cannot_appear(join, f
         training.places.remove(str(folder / "none.ckpt"))
         training.places.still()
         assert "a.ckpt" in training.shown()
+
+
+def test_a_place_that_can_never_appear_keeps_its_own_checkpoint_and_no_other(join, node, folder):
+    """Retention says so, and what to type; then the checkpoint goes with the next commit."""
+    client = join(layout="plain")
+    saves = [client.save({"w": torch.arange(5.0)}, 1, drain=True)]
+    draft = draft_of(str(folder / "a.ckpt"), saves[0].save_id)
+    prepare(draft, Origin.of(staging_of(client).job, saves[0].save_id), {})
+    saves[0].wait("durable", 20)
+    with pytest.raises(CkptdError, match=r"has no \.metadata"):
+        publish(client, saves[0].save_id, draft)
+    for step in range(2, 7):
+        saves.append(client.save({"w": torch.arange(5.0)}, step, drain=True))
+        saves[-1].wait("durable", 20)
+    names = [save.save_id.dirname for save in saves]
+    job = os.path.join(node.store, client.job)
+    wait_for(lambda: not {*names[1:3]} & {*os.listdir(job)})
+    assert {names[0], *names[3:]} <= {*os.listdir(job)}
+    text = f"to give that place up: rm -r {draft.path}: it stays until it is"
+    wait_for(lambda: any(text in error for error in node.job(client.job).errors))
+    discard(draft.path)
+    client.save({"w": torch.arange(5.0)}, 7, drain=True).wait("durable", 20)
+    wait_for(lambda: names[0] not in os.listdir(job))
 
 
 def test_what_names_a_checkpoint_of_another_store_gets_none_of_its_files(join, folder, tmp_path):
