@@ -26,6 +26,7 @@ from tests.runs import RUN
 from tests.unit.peers.planes import JOB, OTHER, TIMEOUT_S, Apart, World, a_plane, staged
 
 NUMBERS = itertools.count(1_000_000, 2)  # of messages, unlike any that a test counts itself
+NEXT = packets.VERSION + 1  # of the protocol between daemons
 
 
 @pytest.fixture
@@ -157,8 +158,8 @@ def test_a_message_that_only_another_release_knows_is_refused_and_reported(pair,
     exchange(pair)
     (told,) = pair.planes["b"].problems()
     assert told == (
-        f"message 'foo' of node a (protocol 3, ckptd {__version__}): "
-        f"this daemon (protocol 3, ckptd {__version__}) does not know it; "
+        f"message 'foo' of node a (protocol {packets.VERSION}, ckptd {__version__}): "
+        f"this daemon (protocol {packets.VERSION}, ckptd {__version__}) does not know it; "
         "install one version of ckptd on all nodes and restart the daemons"
     )
     pair.stop("a")
@@ -440,9 +441,9 @@ def test_a_known_key_speaks_in_no_other_name(world, dealer):
 @pytest.mark.parametrize(
     ("frame", "release"),
     [
-        (lambda: hello(version=packets.VERSION + 1), "ckptd 9.9"),
-        (lambda: msgspec.msgpack.encode([4, "a", {"to": "b"}, None, "no packet of today", "9.9", "more"]), "ckptd 9.9"),
-        (lambda: msgspec.msgpack.encode([4, "a", "b"]), "ckptd of unknown version"),
+        (lambda: hello(version=NEXT), "ckptd 9.9"),
+        (lambda: msgspec.msgpack.encode([NEXT, "a", {"to": "b"}, None, "no packet", "9.9", "more"]), "ckptd 9.9"),
+        (lambda: msgspec.msgpack.encode([NEXT, "a", "b"]), "ckptd of unknown version"),
     ],
 )
 def test_another_version_is_refused_and_reported(world, dealer, frame, release):
@@ -452,7 +453,8 @@ def test_another_version_is_refused_and_reported(world, dealer, frame, release):
     world.until(lambda: b.refused["malformed"] == 1)
     world.spend(1.0)
     (told,) = b.problems()
-    assert f"node a (protocol 4, {release}) cannot speak with this daemon (protocol 3, ckptd {__version__})" in told
+    ours = f"this daemon (protocol {packets.VERSION}, ckptd {__version__})"
+    assert f"node a (protocol {NEXT}, {release}) cannot speak with {ours}" in told
     assert "install one version of ckptd on all nodes" in told
 
 
