@@ -1,5 +1,6 @@
 """``ckptd stop``: end the daemon of an arena, as SIGTERM does. What is staged stays in memory for the next one."""
 
+import contextlib
 import os
 import time
 
@@ -20,16 +21,17 @@ from ckptd.system.units import parse_duration_s
 SCHEMA = 1
 _LOOK_AGAIN_S = 0.02
 _ANSWER_S = 5.0
+_FIRST_LOOK_S = 5.0
 _SHOWN = 3
 
 
 class Remains(msgspec.Struct, kw_only=True):
-    """The newest checkpoint of a job that is staged on all ranks."""
+    """The newest checkpoint of a job that is staged on all ranks. durable: None where the daemon does not know it."""
 
     job: str
     store: str
     step: int
-    durable: bool
+    durable: bool | None
     in_memory: bool
 
 
@@ -49,6 +51,7 @@ def command(arena: str | None, wait: bool, timeout: str, as_json: bool) -> int:
     except NoDaemonError:
         text = f"no daemon runs in {where}: there is nothing to stop"
         raise NoDaemonError(text, hint="one with another arena: ckptd stop --arena DIR") from None
+    before = _once_seen(where, before)
     status = _stop(where, before, _seconds(timeout)) if wait else _ask(where)
     remains = _remains(status)
     if as_json:
@@ -74,6 +77,16 @@ def _seconds(text: str) -> float:
         return parse_duration_s(text)
     except ValueError as error:
         raise UsageError(f"--timeout: {error}", hint='such as "90s" or "10m"') from None
+
+
+def _once_seen(where: str, status: Status) -> Status:
+    """The status once the daemon has looked at the stores of its jobs; without that after some seconds."""
+    until_s = time.monotonic() + _FIRST_LOOK_S
+    with contextlib.suppress(ConnectError):  # it ends meanwhile
+        while any(not job.store_seen for job in status.jobs) and time.monotonic() < until_s:
+            time.sleep(_LOOK_AGAIN_S)
+            status = ask_status(where, _ANSWER_S)
+    return status
 
 
 def _ask(where: str) -> Status:
@@ -111,7 +124,7 @@ def _remains(status: Status) -> list[Remains]:
             job=job.job,
             store=job.store,
             step=newest.step,
-            durable=newest.milestone == Milestone.DURABLE,
+            durable=newest.milestone == Milestone.DURABLE if job.store_seen else None,
             in_memory="arena" in newest.tiers,
         )
         for job, newest in found
@@ -121,4 +134,6 @@ def _remains(status: Status) -> list[Remains]:
 
 def _sentence(one: Remains) -> str:
     where = "stays in memory" if one.in_memory else "is no longer in memory"
+    if one.durable is None:
+        return f"{one.job}: step {one.step} {where}; whether it is durable is not known: {one.store} has not answered"
     return f"{one.job}: step {one.step} {where} and is {'durable' if one.durable else 'not durable'}"

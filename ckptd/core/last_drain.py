@@ -99,5 +99,7 @@ class LastDrain:
             why = record.error if record is not None else ""
         else:
             why = "" if self.waits else f"node {self._node.coordinator} does not answer: it coordinates the job"
-        known = str(durable.step) if durable is not None else "none" if self._coordinates else "not known here"
+        knows = self._coordinates and self._coordinator.saves.ready
+        why = why or ("" if knows or not self._coordinates else "the store has not answered")
+        known = str(durable.step) if durable is not None else "none" if knows else "not known here"
         return Left(newest.step, known, why)

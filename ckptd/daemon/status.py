@@ -36,6 +36,7 @@ def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
         nodes=[_node(node, _draining(job)) for node in view.nodes[:_MAX_NODES]],
         degraded=list(view.degraded),
         preempt_step=_preempt_step(job),
+        store_seen=job.coordinator.saves.ready or job.node.coordinator != job.node.node,
         ends={str(end): count for end, count in sorted(job.coordinator.saves.ends.items())},
     )
 

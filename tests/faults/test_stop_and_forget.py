@@ -13,6 +13,7 @@ from ckptd.store.posix.store import PosixStore
 from ckptd.system.files import FileLayer
 from tests import pythons
 from tests.cluster import Node, wait_for
+from tests.faults.mounts import FuseStore, needs_fuse
 from tests.faults.ranks import MB, Ranks, sealed, told
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
@@ -84,7 +85,6 @@ def test_stop_with_wait_returns_when_the_drain_that_runs_is_done(node: Node):
     assert found["jobs"][0]["durable"] is False
     assert node.daemon.wait(30) == 0
     node.start()
-    wait_for(lambda: any(one.phase == "durable" for one in node.job("job").checkpoints))  # it has looked at the store
     found = json.loads(ckptd(node, "stop", "--wait", "--json").stdout)
     assert found["stopped"] is True
     assert [(job["job"], job["step"], job["durable"]) for job in found["jobs"]] == [("job", 1, True)]
@@ -122,6 +122,30 @@ def test_a_daemon_that_is_killed_while_it_stops_is_not_waited_for(node: Node):
     said, _ = stopping.communicate(timeout=10)
     assert stopping.returncode == 0
     assert "stays in memory and is not durable" in said
+
+
+@needs_fuse
+def test_stop_does_not_call_a_step_not_durable_while_the_store_has_not_answered(tmp_path: Path):
+    """A daemon that has just begun knows what is in memory, and not what is durable."""
+    with FuseStore(str(tmp_path)) as fuse, told(fuse.path, logs=str(tmp_path)) as node:
+        node.start()
+        staged(node, drained=True)
+        node.kill()
+        fuse.hang()
+        node.start("--stop-drain-s", "0")
+        done = ckptd(node, "stop", "--json")
+        fuse.go_on()
+        assert [(job["step"], job["durable"]) for job in json.loads(done.stdout)["jobs"]] == [(1, None)]
+        assert node.daemon.wait(10) == 0
+        node.start()
+        wait_for(lambda: node.job("job").store_seen)
+        fuse.hang()
+        node.kill()
+        node.start("--stop-drain-s", "0")
+        done = ckptd(node, "stop")
+        fuse.go_on()
+        text = f"step 1 stays in memory; whether it is durable is not known: {fuse.path} has not answered"
+        assert text in done.stdout
 
 
 # --- forget

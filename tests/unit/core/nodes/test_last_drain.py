@@ -55,6 +55,15 @@ def test_a_follower_does_not_wait_for_a_coordinator_that_does_not_answer():
     assert "node a does not answer" in drain.left.why
 
 
+def test_what_is_durable_is_not_known_before_the_store_has_answered():
+    cluster = a_job_that_drains_seldom()
+    job = cluster.nodes["a"].job
+    job.coordinator.saves.ready = False
+    job.coordinator.saves.on_store.clear()
+    left = LastDrain(job.coordinator, job.node).left
+    assert (left.step, left.durable, left.why) == (TWO.step, "not known here", "the store has not answered")
+
+
 def test_what_is_staged_later_holds_none_up():
     cluster = a_job_that_drains_seldom()
     drain = ask(cluster, "a")
