@@ -52,35 +52,41 @@ class Publishing:
         self._ask(job, self._publications.due(job))
 
     def asked(self, job: JobKey, request: AskPublish, answer: Callable[[Reply], None]) -> None:
-        """A rank wants a state at one more place: that is on record when it is answered."""
-
-        def tell(reply: Done | Failed) -> None:
-            problem = problem_of(reply)
-            if isinstance(reply, Done) and isinstance(reply.result, Published):
-                problem = "; ".join(reply.result.notes)
-            answer(Refused.of(request, CkptdError(problem)) if problem else Accepted(reply_to=request.seq))
-
-        to = Publication.of_state(request.draft)
+        """A rank wants a state at one more place: that is on record when it is answered, and tried if it waits."""
+        accepted, to = Accepted(reply_to=request.seq), Publication.of_state(request.draft)
         try:
             check_publication(to, job)
             self._publications.keep(job, request.save, to)
         except (OSError, CkptdError) as error:
             answer(Refused.of(request, error))
-        else:
-            self._ask(job, self.intents(job, request.save), own_part=request.save, then=tell)
+            return
+        if not request.wait:
+            answer(accepted)
+
+        def tried(problems: list[str]) -> None:
+            if request.wait:
+                answer(Refused.of(request, CkptdError("; ".join(problems))) if problems else accepted)
+
+        self._ask(job, self.intents(job, request.save), own_part=request.save, then=tried)
 
     def _ask(
         self,
         job: JobKey,
         intents: list[Intent],
         own_part: SaveId | None = None,
-        then: Callable[[Done | Failed], None] = lambda _: None,
+        then: Callable[[list[str]], None] = lambda _: None,
     ) -> None:
+        """then: receives what could not be published, and why, which is noted as well."""
+
         def answer(reply: Done | Failed) -> None:
             if isinstance(reply, Done) and isinstance(reply.result, Published):
+                problems = reply.result.notes
                 self._done(job, reply.result.done, intents)
-                self._note_all(job, reply.result.notes)
-            then(reply)
+            else:
+                what = f"{own_part} is" if own_part is not None else "what an earlier daemon left is"
+                problems = [f"{what} not published: {problem_of(reply)}"] if intents else []
+            self._note_all(job, problems)
+            then(problems)
 
         self._stores.ask(job.store, lambda i: Publish(id=i, job=job.job, intents=intents, own_part=own_part), answer)
 

@@ -162,10 +162,14 @@ class AskPreempt(_Request, frozen=True, kw_only=True):
 
 
 class AskPublish(_Request, frozen=True, kw_only=True):
-    """A state's checkpoint is wanted at the place of a draft: if it is durable it is there when this is answered."""
+    """A state's checkpoint is wanted at the place of a draft. ``wait``: if it is durable it is there with the answer.
+
+    Without it the answer is that this is on record; what fails later is a note in the status.
+    """
 
     save: SaveId
     draft: Draft
+    wait: bool = True
 
 
 class AskLoad(_Request, frozen=True, kw_only=True):

@@ -69,13 +69,14 @@ def prepare_in_place(directory: str, origin: Origin, *, synced: Iterable[str]) -
     prepare(draft_in_place(directory), origin, {})
 
 
-def publish(client: Client, save: SaveId, draft: Draft) -> None:
+def publish(client: Client, save: SaveId, draft: Draft, *, wait: bool = True) -> None:
     """Has the daemon publish the draft: if the save is durable it is there then, else it will be.
 
-    Blocks for the daemon's answer, save_timeout_s at most. Raises CkptdError, where it cannot be published too.
+    wait: False returns as soon as the daemon has it on record, whatever its store does. Blocks for the daemon's answer,
+    save_timeout_s at most. Raises CkptdError; with wait, where it cannot be published too.
     """
     staging = staging_of(client)
-    staging.ask(lambda seq: AskPublish(seq=seq, save=save, draft=draft), staging.save_timeout_s)
+    staging.ask(lambda seq: AskPublish(seq=seq, save=save, draft=draft, wait=wait), staging.save_timeout_s)
 
 
 def is_filled(client: Client, directory: str, origin: Origin) -> bool:

@@ -48,9 +48,9 @@ class Places:
         self._look()
 
     def expect_too(self, draft: Draft, files: Mapping[str, bytes], handle: SaveHandle) -> None:
-        """One more place of a save that was expected elsewhere. Blocks for the daemon's answer. OSError, CkptdError."""
+        """One more place of a save that was expected elsewhere. Does not wait for the store. OSError, CkptdError."""
         self.expect(draft, files, handle)
-        publish(self._client, handle.save_id, draft)
+        publish(self._client, handle.save_id, draft, wait=False)
 
     def remove(self, place: str) -> None:
         """The place is emptied, once a save that was expected before is there: the last one never goes for nothing."""

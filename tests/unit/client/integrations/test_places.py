@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from ckptd_client.integrations._kit.drafts import (
 )
 from ckptd_client.integrations._kit.places import Places
 from tests.cluster import Node, wait_for
+from tests.faults.mounts import FuseStore, needs_fuse
 from tests.runs import RUN
 
 SAVE = SaveId(1, 1, 1, RUN)
@@ -90,11 +92,50 @@ def test_one_save_appears_at_two_places(training, folder, durable):
         handle.wait("durable", 20)
         draft = draft_of(str(folder / "late.ckpt"), handle.save_id)
         training.places.expect_too(draft, {"meta.pt": b"late.ckpt"}, handle)
+        wait_for((folder / "late.ckpt").exists)
         assert (folder / "late.ckpt" / "meta.pt").read_bytes() == b"late.ckpt"
     training.places.settle()
     assert os.path.samefile(folder / "best.ckpt" / ".metadata", folder / "last.ckpt" / ".metadata")
     assert (folder / "last.ckpt" / "meta.pt").read_bytes() == b"last.ckpt"
     assert origin_of(folder / "best.ckpt").save == handle.save_id
+
+
+@needs_fuse
+def test_a_second_place_does_not_wait_for_a_store_that_hangs(join, folder, tmp_path):
+    with FuseStore(str(tmp_path)) as fuse, Node(fuse.path) as node:
+        node.log = str(tmp_path / "daemon.log")
+        node.start()
+        training = Training(join(on=node), folder)
+        handle = training.save("best.ckpt")
+        handle.wait("durable", 20)
+        fuse.hang()
+        began = time.monotonic()
+        training.places.expect_too(draft_of(str(folder / "last.ckpt"), handle.save_id), {"meta.pt": b"last"}, handle)
+        assert time.monotonic() - began < 3, "save_timeout_s is 10"
+        assert training.shown() == ["best.ckpt"]
+        fuse.go_on()
+        wait_for((folder / "last.ckpt").exists)
+        assert (folder / "last.ckpt" / "meta.pt").read_bytes() == b"last"
+
+
+@needs_fuse
+def test_a_place_that_does_not_appear_because_the_store_ended_is_a_note_in_the_status(join, folder, tmp_path):
+    """And the next look at the store makes it."""
+    with FuseStore(str(tmp_path)) as fuse, Node(fuse.path) as node:
+        node.log = str(tmp_path / "daemon.log")
+        node.start("--store-hang-s", "1")
+        client = join(on=node)
+        training = Training(client, folder)
+        handle = training.save("best.ckpt")
+        handle.wait("durable", 20)
+        fuse.hang()
+        training.places.expect_too(draft_of(str(folder / "last.ckpt"), handle.save_id), {"meta.pt": b"last"}, handle)
+        text = f"{handle.save_id} is not published: {fuse.path} hangs"
+        wait_for(lambda: any(text in error for error in node.job(client.job).errors))
+        fuse.go_on()
+        state = {"w": torch.zeros(5)}
+        assert client.load(state) is not None  # a daemon looks at the store at each load
+        wait_for((folder / "last.ckpt").exists)
 
 
 def test_a_place_that_is_asked_for_twice_appears(training, folder):
