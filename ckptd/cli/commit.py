@@ -3,7 +3,6 @@
 import os
 
 import click
-import msgspec
 
 from ckptd import __version__
 from ckptd.checkpoint.finish import Finished, finish, finish_again
@@ -15,14 +14,6 @@ from ckptd.store.opening import jobs_at
 from ckptd.system import human
 
 SCHEMA = 1
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What --json prints."""
-
-    schema: int
-    ok: bool
-    saves: list[Finished]  # of each job the oldest first
 
 
 @click.command(epilog=common.example("ckptd commit /scratch/$USER/ckpt/llama-7b"))
@@ -48,7 +39,7 @@ def command(path: str, as_json: bool, integrity: Integrity) -> int:
         saves = [save for key in jobs for save in finish(key, writer, only, integrity)]
     ok = all(save.committed or save.superseded for save in saves)
     if as_json:
-        common.print_json(Result(schema=SCHEMA, ok=ok, saves=saves))
+        common.print_json({"schema": SCHEMA, "ok": ok, "saves": saves})
     else:
         _tell(saves)
     return int(not ok)

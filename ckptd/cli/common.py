@@ -10,9 +10,10 @@ import click
 import msgspec
 from rich.console import Console, RenderableType
 
-from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.files.integrity_key import chosen
 from ckptd.system.config import SETTINGS, default_toml_path, load_config, read_toml
+from ckptd.system.units import parse_duration_s
 
 arena_option = click.option("--arena", metavar="DIR", help="The daemon's arena.  [CKPTD_ARENA; /dev/shm/ckptd-UID]")
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON with a schema number, for scripts.")
@@ -56,6 +57,14 @@ def example(*lines: str) -> str:
 def arena_of(flag: str | None) -> str:
     """The arena that a daemon with these settings would use. Raises ConfigError."""
     return load_config({"arena": flag})[0].arena
+
+
+def seconds_of(timeout: str) -> float:
+    """What --timeout says. Raises UsageError."""
+    try:
+        return parse_duration_s(timeout)
+    except ValueError as error:
+        raise UsageError(f"--timeout: {error}", hint='such as "90s" or "10m"') from None
 
 
 @contextlib.contextmanager

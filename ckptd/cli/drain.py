@@ -15,7 +15,6 @@ from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.messages import End, Milestone
 from ckptd.shared.protocol.status import CheckpointStatus, JobStatus, Status
 from ckptd.system import human
-from ckptd.system.units import parse_duration_s
 
 SCHEMA = 1
 _LOOK_AGAIN_S = 0.25
@@ -67,7 +66,7 @@ def command(  # noqa: PLR0913, PLR0917 - parameters that click passes
     arena: str | None, job: str | None, wait: bool, preempt: bool, timeout: str, as_json: bool
 ) -> int:
     """Make the newest staged checkpoint of each job durable now."""
-    deadline_s = time.monotonic() + _seconds(timeout)
+    deadline_s = time.monotonic() + common.seconds_of(timeout)
     with Daemon(common.arena_of(arena)) as daemon:
         status = daemon.status()
         outcomes = [_ask(daemon, one, status.node, preempt=preempt) for one in _chosen(status, job)]
@@ -83,13 +82,6 @@ def command(  # noqa: PLR0913, PLR0917 - parameters that click passes
     results = {outcome.result for outcome in outcomes} - (set() if wait else {"elsewhere"})
     codes = {_EXIT_CODES.get(result, 0) for result in results}
     return max(codes - {ELSEWHERE} - {0}, default=max(codes, default=0))  # what failed here says more
-
-
-def _seconds(text: str) -> float:
-    try:
-        return parse_duration_s(text)
-    except ValueError as error:
-        raise UsageError(f"--timeout: {error}", hint='such as "90s" or "10m"') from None
 
 
 def _chosen(status: Status, name: str | None) -> list[JobStatus]:

@@ -67,13 +67,6 @@ class JobListing(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]
 
 
-class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What --json prints."""
-
-    schema: int
-    jobs: list[JobListing]
-
-
 @click.command(epilog=common.example("ckptd list /scratch/$USER/ckpt", "ckptd list --json /scratch/$USER/ckpt/llama"))
 @click.argument("path")
 @common.json_option
@@ -85,7 +78,7 @@ def command(path: str, as_json: bool, integrity: Integrity) -> int:
     """
     jobs = [_listing(key, integrity) for key in jobs_at(absolute(path))]
     if as_json:
-        common.print_json(Listing(schema=SCHEMA, jobs=jobs))
+        common.print_json({"schema": SCHEMA, "jobs": jobs})
     else:
         narrow = common.console().width < _NARROW_COLUMNS
         for job in jobs:

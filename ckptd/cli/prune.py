@@ -28,15 +28,6 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What --json prints."""
-
-    schema: int
-    ok: bool
-    checkpoints: list[Pruned]  # of each job the oldest first
-    problems: list[str]  # what could not be looked at, and leftovers that could not be removed
-
-
 @click.command(epilog=common.example("ckptd prune --dry-run /scratch/$USER/ckpt", "ckptd prune --keep-last 2 PATH"))
 @click.argument("path")
 @click.option("--keep-last", metavar="N", help="Of each job keep the newest N.  [CKPTD_KEEP_LAST; 3]")
@@ -66,7 +57,7 @@ def command(  # noqa: PLR0913, PLR0917 - a flag each
             problems += left
     ok = all(one.removed or dry_run for one in found) and not problems
     if as_json:
-        common.print_json(Result(schema=SCHEMA, ok=ok, checkpoints=found, problems=problems))
+        common.print_json({"schema": SCHEMA, "ok": ok, "checkpoints": found, "problems": problems})
     else:
         _tell(found, problems, dry_run=dry_run)
     return int(not ok)

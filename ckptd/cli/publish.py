@@ -3,7 +3,6 @@
 import os
 
 import click
-import msgspec
 
 from ckptd.cli import common
 from ckptd.cli.pin import named
@@ -14,17 +13,6 @@ from ckptd.store.opening import open_store
 from ckptd.system import human
 
 SCHEMA = 1
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What --json prints."""
-
-    schema: int
-    ok: bool
-    path: str  # of the checkpoint
-    directory: str
-    pointer: str  # empty: none was asked for
-    files: list[str]  # by the trainer's names
 
 
 @click.command(
@@ -56,9 +44,8 @@ def command(path: str, directory: str, pointer: str | None, as_json: bool, integ
     with common.store_errors():
         files = open_store(key.store, integrity).publish_to(key.job, dirname, to)
     if as_json:
-        common.print_json(
-            Result(schema=SCHEMA, ok=True, path=where, directory=to.directory, pointer=to.pointer, files=files)
-        )
+        told = {"path": where, "directory": to.directory, "pointer": to.pointer, "files": files}
+        common.print_json({"schema": SCHEMA, "ok": True, **told})
         return 0
     click.echo(f"{human.printable(to.directory)}: {len(files)} files of {human.printable(where)}")
     if to.pointer:

@@ -3,27 +3,13 @@
 import click
 import msgspec
 
-from ckptd.checkpoint.repair.run import Lost, Outcome, rebuild
+from ckptd.checkpoint.repair.run import Outcome, rebuild
 from ckptd.cli import common
 from ckptd.cli.counting import counting
 from ckptd.shared.format.integrity import Integrity
 from ckptd.system import human
 
 SCHEMA = 1
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What --json prints."""
-
-    schema: int
-    path: str
-    ok: bool
-    damaged: list[str]
-    rebuilt: list[str]
-    lost: list[Lost]
-    notes: list[str]
-    nbytes: int
-    seconds: float
 
 
 @click.command(epilog=common.example("ckptd rebuild /scratch/$USER/ckpt/llama-7b/step-000001000.i0003"))
@@ -42,7 +28,7 @@ def command(path: str, as_json: bool, integrity: Integrity) -> int:
     with counting("looking for damage", quiet=as_json) as progress:
         outcome = rebuild(path, progress, integrity)
     if as_json:
-        common.print_json(Result(schema=SCHEMA, ok=not outcome.lost, **msgspec.structs.asdict(outcome)))
+        common.print_json({"schema": SCHEMA, "ok": not outcome.lost, **msgspec.structs.asdict(outcome)})
     else:
         _tell(outcome)
     return int(bool(outcome.lost))

@@ -10,13 +10,12 @@ import msgspec
 from ckptd.arena.ask import Daemon, NoDaemonError, ask_status
 from ckptd.cli import common
 from ckptd.cli.drain import newest_staged
-from ckptd.shared.base.errors import ConnectError, UsageError, WaitTimeoutError
+from ckptd.shared.base.errors import ConnectError, WaitTimeoutError
 from ckptd.shared.files import locks
 from ckptd.shared.format import arena_paths
 from ckptd.shared.protocol.messages import Milestone
 from ckptd.shared.protocol.status import Status
 from ckptd.system import human
-from ckptd.system.units import parse_duration_s
 
 SCHEMA = 1
 _LOOK_AGAIN_S = 0.02
@@ -52,7 +51,7 @@ def command(arena: str | None, wait: bool, timeout: str, as_json: bool) -> int:
         text = f"no daemon runs in {where}: there is nothing to stop"
         raise NoDaemonError(text, hint="one with another arena: ckptd stop --arena DIR") from None
     before = _once_seen(where, before)
-    status = _stop(where, before, _seconds(timeout)) if wait else _ask(where)
+    status = _stop(where, before, common.seconds_of(timeout)) if wait else _ask(where)
     remains = _remains(status)
     if as_json:
         found = {"arena": where, "pid": status.pid, "stopped": wait, "used_nbytes": status.used_nbytes}
@@ -70,13 +69,6 @@ def command(arena: str | None, wait: bool, timeout: str, as_json: bool) -> int:
         names = " or ".join(job.job for job in status.jobs[:_SHOWN]) or "JOB"
         click.echo(f"{used} stay in {where} for the next daemon: {run}; that frees them: ckptd forget {names}")
     return 0
-
-
-def _seconds(text: str) -> float:
-    try:
-        return parse_duration_s(text)
-    except ValueError as error:
-        raise UsageError(f"--timeout: {error}", hint='such as "90s" or "10m"') from None
 
 
 def _once_seen(where: str, status: Status) -> Status:

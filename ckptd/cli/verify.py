@@ -3,9 +3,8 @@
 import time
 
 import click
-import msgspec
 
-from ckptd.checkpoint.verify import Problem, Report, verify_path
+from ckptd.checkpoint.verify import Report, verify_path
 from ckptd.cli import common
 from ckptd.cli.counting import counting
 from ckptd.shared.base.errors import UsageError
@@ -14,20 +13,6 @@ from ckptd.system import human
 
 SCHEMA = 1
 _HINT = "give a store, a job's directory in it, a checkpoint, or an arena"
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What --json prints."""
-
-    schema: int
-    path: str
-    ok: bool
-    checked: list[str]
-    files: int
-    nbytes: int
-    seconds: float
-    problems: list[Problem]
-    notes: list[str]
 
 
 @click.command(epilog=common.example("ckptd verify /scratch/$USER/ckpt/llama-7b/step-000001000.i0003"))
@@ -52,17 +37,13 @@ def command(path: str, as_json: bool, integrity: Integrity) -> int:
         what = human.printable(what.removeprefix(f"{report.path}: "))
         raise UsageError(f"nothing to verify in {report.path}: {what}", hint=_HINT)
     if as_json:
-        common.print_json(_result(report, seconds))
+        told = {
+            name: getattr(report, name) for name in ("path", "ok", "checked", "files", "nbytes", "problems", "notes")
+        }
+        common.print_json({"schema": SCHEMA, "seconds": seconds, **told})
     else:
         _tell(report, seconds)
     return int(bool(report.problems))
-
-
-def _result(report: Report, seconds: float) -> Result:
-    return Result(
-        schema=SCHEMA, path=report.path, ok=report.ok, checked=report.checked, files=report.files,
-        nbytes=report.nbytes, seconds=seconds, problems=report.problems, notes=report.notes,
-    )  # fmt: skip
 
 
 def _tell(report: Report, seconds: float) -> None:
