@@ -56,11 +56,6 @@ def budget(arena_dir: str, *, root: str = "/") -> Budget:
     return Budget(limits[0].nbytes_free if limits else 0, tuple(limits))
 
 
-def own_nbytes(pid: int, *, root: str = "/") -> int:
-    """Resident bytes of pid without shared memory, so without the mapped slots. 0 if it is gone."""
-    return parse_own_nbytes(_read(root, f"/proc/{pid}/status"))
-
-
 def existing_parent(path: str) -> str:
     """path, or its nearest ancestor that exists, without symlinks."""
     path = os.path.realpath(path)
@@ -136,12 +131,6 @@ def parse_fields(text: str) -> dict[str, int]:
         if len(words) > 1 and words[1].isdigit():
             fields[words[0]] = int(words[1]) * (1024 if words[2:] == ["kB"] else 1)
     return fields
-
-
-def parse_own_nbytes(status: str) -> int:
-    """RssAnon + RssFile of /proc/<pid>/status; RssShmem, the mapped slots, is left out."""
-    fields = parse_fields(status)
-    return fields.get("RssAnon", 0) + fields.get("RssFile", 0)
 
 
 def cgroup_free_nbytes(limit_nbytes: int, usage_nbytes: int, stat: str) -> int:

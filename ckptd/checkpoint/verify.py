@@ -132,20 +132,6 @@ def verify_path(path: str, progress: Callable[[int], None] = _ignore, integrity:
     return report
 
 
-def verify_checkpoint(path: str, progress: Callable[[int], None] = _ignore, integrity: Integrity = XXH3) -> Report:
-    """Check of one checkpoint's directory."""
-    report = Report(_real(path), progress=progress, integrity=integrity)
-    _verify_checkpoint(report.path, report)
-    return report
-
-
-def verify_job(path: str, progress: Callable[[int], None] = _ignore, integrity: Integrity = XXH3) -> Report:
-    """Check of all checkpoints in a job's directory."""
-    report = Report(_real(path), progress=progress, integrity=integrity)
-    _verify_job(report.path, report)
-    return report
-
-
 def _real(path: str) -> str:
     """The absolute path, of what is linked to if it is a link: a checkpoint is held against its directory's name."""
     path = absolute(path)

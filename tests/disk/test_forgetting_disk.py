@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckptd.checkpoint.verify import verify_checkpoint
+from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.manifest import COMMITTED, STOCK_METADATA, STOCK_OBJECTS, StockObjects
@@ -116,7 +116,7 @@ def _half_removed(store: str) -> Iterator[str]:
     for name in filter(lambda name: name.startswith(TRASH_PREFIX), os.listdir(job) if os.path.isdir(job) else ()):
         os.rename(f"{job}/{name}", f"{store}/found")
         if os.path.lexists(f"{store}/found/{COMMITTED}"):
-            problems = verify_checkpoint(f"{store}/found").problems
+            problems = verify_path(f"{store}/found").problems
             yield from (f"{name} is taken for a checkpoint, and half removed: {problem}" for problem in problems)
         os.rename(f"{store}/found", f"{job}/{name}")
 
@@ -130,7 +130,7 @@ def _broken_promises(store: str, found: Scan, history: History, when: str) -> It
         yield f"{when}: no checkpoint is left"
     for entry in found.committed:
         path = f"{store}/{KEY.job}/{entry.dirname}"
-        report = verify_checkpoint(path)
+        report = verify_path(path)
         if report.ok and not {STOCK_METADATA, STOCK_OBJECTS}.issubset(os.listdir(path)):
             yield f"{when}: {path} lacks what stock readers need"
         yield from (f"{when}: offered but damaged: {problem}" for problem in report.problems)

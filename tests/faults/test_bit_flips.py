@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ckptd_client
-from ckptd.checkpoint.verify import verify_checkpoint
+from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.manifest import COMMITTED, MANIFEST, VOTES_DIR
@@ -235,13 +235,13 @@ def test_no_bit_of_a_checkpoint_is_missed_by_verify(node, join):
     assert isinstance(save, SaveId)
     folder = os.path.join(node.store, "tiny", save.dirname)
     vote = os.path.join(VOTES_DIR, os.listdir(os.path.join(folder, VOTES_DIR))[0])
-    assert verify_checkpoint(folder).ok
+    assert verify_path(folder).ok
     for name in (COMMITTED, MANIFEST, vote, IMAGE):
         path = os.path.join(folder, name)
         size = os.path.getsize(path)
         for at in range(0, size * 8, 8 * max(1, size // 200) + 3):
             flip(path, at // 8, at % 8)
-            report = verify_checkpoint(folder)
+            report = verify_path(folder)
             assert any(problem.path == path for problem in report.problems), (name, at, report.problems)
             flip(path, at // 8, at % 8)
-    assert verify_checkpoint(folder).ok
+    assert verify_path(folder).ok

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from ckptd.checkpoint.verify import verify_checkpoint
+from ckptd.checkpoint.verify import verify_path
 from tests.interop.box_ranks import JOB, STAGED
 from tests.interop.launch import on_ranks
 
@@ -27,7 +27,7 @@ def test_each_box_has_a_file_of_the_image(job, node, saved):
     name = torch.load(f"{saved}/whole.pt", weights_only=True)["names"][job]
     directory = os.path.join(node.store, job, name)
     assert any("-p03." in file for file in os.listdir(directory))
-    report = verify_checkpoint(directory)
+    report = verify_path(directory)
     assert report.ok, report.problems
 
 

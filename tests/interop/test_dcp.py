@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ckptd.checkpoint.verify import verify_checkpoint
+from ckptd.checkpoint.verify import verify_path
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
 
@@ -37,7 +37,7 @@ def test_every_layout_comes_back(ranks, pairs, node, saved):
 def test_what_the_writer_wrote_is_sound(node, saved):
     for layout in ("fsdp", "hsdp", "tp", "fsdp_tp", "ddp"):
         directory = os.path.join(node.store, f"dcp-{layout}", "latest")
-        report = verify_checkpoint(directory)
+        report = verify_path(directory)
         assert report.ok, report.problems
 
 

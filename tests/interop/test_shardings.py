@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from ckptd.checkpoint.verify import verify_checkpoint
+from ckptd.checkpoint.verify import verify_path
 from ckptd_client._image.image import FILLER_PREFIX
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
@@ -64,7 +64,7 @@ def assembled(directory):
 @pytest.mark.parametrize("saved", SAVED, indirect=True)
 def test_the_checkpoint_is_sound_and_safetensors_alone_has_every_element(saved):
     _, folder, layout, directory = saved
-    report = verify_checkpoint(directory)
+    report = verify_path(directory)
     assert report.ok, report.problems
     reference = torch.load(f"{folder}/{layout}.pt", weights_only=True)["whole"]
     whole, count = assembled(directory)
@@ -97,13 +97,13 @@ def test_a_flipped_bit_in_a_later_file_of_an_image_is_named(saved):
             file.seek(5000)
             file.write(bytes([before[5000] ^ 1]))
             file.flush()
-            (problem,) = verify_checkpoint(directory).problems
+            (problem,) = verify_path(directory).problems
         finally:
             file.seek(0)
             file.write(before)
     assert "r00001-p03.safetensors" in str(problem)
     os.rename(path, path + ".away")
-    problems = [str(problem) for problem in verify_checkpoint(directory).problems]
+    problems = [str(problem) for problem in verify_path(directory).problems]
     os.rename(path + ".away", path)
     assert f"{path}: missing" in problems
-    assert verify_checkpoint(directory).ok
+    assert verify_path(directory).ok

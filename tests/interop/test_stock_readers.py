@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from ckptd.checkpoint.export.names import Choice
 from ckptd.checkpoint.export.run import Order, export
-from ckptd.checkpoint.verify import verify_checkpoint
+from ckptd.checkpoint.verify import verify_path
 from ckptd_client._image.image import FILLER_PREFIX
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
@@ -40,7 +40,7 @@ def drained(tmp_path_factory):
 
 
 def test_the_whole_checkpoint_is_sound(drained):
-    report = verify_checkpoint(drained[2])
+    report = verify_path(drained[2])
     assert report.ok, report.problems
 
 

@@ -121,11 +121,6 @@ class Image:
             yield start, b"".join((header[:SAVE_ID_OFFSET], save.text.encode(), header[end:]))
 
 
-def patch_save_id(image: memoryview | bytearray, save: SaveId) -> None:
-    """Writes the save id into the header at the start of image, in place."""
-    image[SAVE_ID_OFFSET : SAVE_ID_OFFSET + len(_NO_SAVE)] = save.text.encode()
-
-
 def place(boxes: Sequence[Box]) -> Placement:
     """Places a plain image: boxes without holes, each at a multiple of its class, so every element is aligned.
 

@@ -58,8 +58,8 @@ def test_a_sound_checkpoint_passes_however_it_is_named(tmp_path) -> None:
         assert report.ok, words(report)
         assert (report.checked, report.files) == ([str(final)], 2)
         assert told[-1] == report.nbytes > 0
-    assert verify.verify_job(str(final.parent)).ok
-    assert verify.verify_checkpoint(str(final)).ok
+    assert verify.verify_path(str(final.parent)).ok
+    assert verify.verify_path(str(final)).ok
 
 
 def test_a_link_is_checked_as_what_it_points_at(tmp_path) -> None:
@@ -67,7 +67,7 @@ def test_a_link_is_checked_as_what_it_points_at(tmp_path) -> None:
     latest = final.parent / "latest"
     latest.unlink(missing_ok=True)
     latest.symlink_to(final.name)
-    for report in (verify.verify_path(f"{latest}/"), verify.verify_checkpoint(str(latest))):
+    for report in (verify.verify_path(f"{latest}/"), verify.verify_path(str(latest))):
         assert report.ok, words(report)
         assert (report.path, report.checked) == (str(final), [str(final)])
 

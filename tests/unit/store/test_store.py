@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import pytest
 
-from ckptd.checkpoint.verify import verify_checkpoint
+from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.committed import TRASH_PREFIX
@@ -250,7 +250,7 @@ def test_a_bandwidth_cap_spaces_the_writes(monkeypatch) -> None:
 def test_a_commit_is_valid_and_latest_points_to_it(key) -> None:
     fs = FileLayer()
     place = committed(fs, key, SAVE)
-    report = verify_checkpoint(place.final)
+    report = verify_path(place.final)
     assert report.ok, report.problems
     assert os.readlink(f"{place.job_dir}/{LATEST}") == SAVE.dirname
     assert not os.path.exists(place.partial)
@@ -308,7 +308,7 @@ def test_a_rename_that_another_committer_did_first_is_success(key, error) -> Non
 
     place = drained(FileLayer(), key, SAVE)
     assert commit(Beaten(), key, SAVE, "test").committed.save == SAVE
-    assert verify_checkpoint(place.final).ok
+    assert verify_path(place.final).ok
 
 
 def test_another_save_at_the_target_is_an_error(key) -> None:
@@ -318,7 +318,7 @@ def test_another_save_at_the_target_is_an_error(key) -> None:
     with pytest.raises(DamagedError, match="holds job 'demo', step 100 ") as caught:
         commit(fs, key, SAVE, "test")
     assert "mv" in caught.value.hint
-    assert verify_checkpoint(theirs.final).ok
+    assert verify_path(theirs.final).ok
 
 
 def test_a_commit_refuses_missing_votes_and_files(key) -> None:
@@ -373,7 +373,7 @@ def test_two_committers_of_different_versions_at_once_are_harmless(key, at) -> N
     place = drained(FileLayer(), key, SAVE)
     outcome = commit(Interleaved(at, lambda: commit(FileLayer(), key, SAVE, "ckptd 2")), key, SAVE, "ckptd 1")
     assert outcome.committed.save == SAVE
-    report = verify_checkpoint(place.final)
+    report = verify_path(place.final)
     assert report.ok, report.problems
 
 
@@ -390,7 +390,7 @@ def test_a_committer_that_dies_anywhere_leaves_work_for_another_version_to_finis
         commit(Interleaved(at, die), key, SAVE, "ckptd 1")
     except DiedError:
         commit(FileLayer(), key, SAVE, "ckptd 2")
-    assert verify_checkpoint(place.final).ok
+    assert verify_path(place.final).ok
     assert not [name for name in os.listdir(place.final) if is_temp(name)]
 
 
@@ -405,7 +405,7 @@ def test_many_committers_in_threads(key) -> None:
 
         with ThreadPoolExecutor(3) as pool:
             assert list(pool.map(race, range(3))) == [save] * 3
-        assert verify_checkpoint(place.final).ok
+        assert verify_path(place.final).ok
 
 
 def test_a_manifest_of_other_votes_is_replaced(key) -> None:
@@ -414,7 +414,7 @@ def test_a_manifest_of_other_votes_is_replaced(key) -> None:
     with open(f"{place.partial}/{MANIFEST}", "wb") as file:
         file.write(b"torn")
     commit(fs, key, SAVE, "test")
-    assert verify_checkpoint(place.final).ok
+    assert verify_path(place.final).ok
 
 
 def test_without_hard_links_a_commit_still_works(key, monkeypatch) -> None:
@@ -422,7 +422,7 @@ def test_without_hard_links_a_commit_still_works(key, monkeypatch) -> None:
         raise OSError(errno.EPERM, "Operation not permitted", src)
 
     monkeypatch.setattr(os, "link", refuse)
-    assert verify_checkpoint(committed(FileLayer(), key, SAVE).final).ok
+    assert verify_path(committed(FileLayer(), key, SAVE).final).ok
 
 
 # -- removal --
@@ -636,7 +636,7 @@ def test_two_votes_for_a_rank_that_agree_are_committed(key) -> None:
     assert partial.finishable
     commit(fs, key, SAVE, "test")
     assert [entry.committed.save for entry in scan(fs, key).committed] == [SAVE]
-    report = verify_checkpoint(place.final)
+    report = verify_path(place.final)
     assert not report.problems
 
 
@@ -669,5 +669,5 @@ def test_a_vote_that_comes_while_two_commit_leaves_the_first_manifest_in_force(k
 
     place = drained(FileLayer(), key, SAVE)
     commit(Between(), key, SAVE, "test")
-    report = verify_checkpoint(place.final)
+    report = verify_path(place.final)
     assert not report.problems

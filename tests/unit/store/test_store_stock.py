@@ -80,7 +80,7 @@ def manifest_of(final):
 
 
 def words(final):
-    return "\n".join(map(str, verify.verify_checkpoint(str(final)).problems))
+    return "\n".join(map(str, verify.verify_path(str(final)).problems))
 
 
 # -- the commit --

@@ -9,7 +9,7 @@ from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import NO_RUN, SaveId
 from ckptd.shared.format.dtypes import itemsize
 from ckptd.shared.format.layout import box_nbytes, decode_layout, encode
-from ckptd_client._image.image import FILLER_PREFIX, MAX_HEADER_NBYTES, SAVE_ID_OFFSET, Box, make_layout, patch_save_id
+from ckptd_client._image.image import FILLER_PREFIX, MAX_HEADER_NBYTES, SAVE_ID_OFFSET, Box, make_layout
 from ckptd_client._image.image import make_image as make_any_image
 from tests.runs import RUN
 
@@ -133,8 +133,9 @@ def test_the_save_id_is_patched_in_place_whatever_the_names():
     boxes = [whole('"ckptd.save_id":"', "U8", (3,)), whole("__metadata", "U8", (1,))]
     image = make_image(boxes, rank=0, world_size=1)
     buffer = bytearray(image_bytes(image, SaveId(0, 0, 0, RUN)))
-    patch_save_id(memoryview(buffer), SAVE)
-    assert bytes(buffer[: image.header_nbytes]) == dict(image.patched_headers(SAVE))[0]
+    for start, header in image.patched_headers(SAVE):
+        buffer[start : start + len(header)] = header
+    assert bytes(buffer) == image_bytes(image, SAVE)
     assert buffer[SAVE_ID_OFFSET:].startswith(SAVE.text.encode())
     assert header_json(image)["__metadata__"]["ckptd.save_id"] == SaveId(0, 0, 0, NO_RUN).text
 

@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ckptd_client
 from ckptd.checkpoint.export.run import Order, export
-from ckptd.checkpoint.verify import verify_checkpoint, verify_path
+from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.errors import ConfigError, UsageError
 from ckptd.shared.base.ids import MAX_PARTS
 from ckptd.shared.format.layout import decode_layout, file_layouts
@@ -210,7 +210,7 @@ def test_several_boxes_come_back_by_both_routes(make, as_rank, join, emptied, pl
     directory = os.path.join(places[0], handle.save_id.dirname)
     files = sorted(name for name in os.listdir(directory) if name.endswith(".safetensors"))
     assert files == [f"r00000-p{part:02d}.safetensors" for part in range(len(expected))]
-    assert verify_checkpoint(directory).ok
+    assert verify_path(directory).ok
     assert verify_path(places[1]).ok
     with open(os.path.join(directory, ".metadata"), "rb") as file:
         listed = pickle.load(file).state_dict_metadata  # noqa: S301 - our own
@@ -283,7 +283,7 @@ def test_a_plain_layout_has_no_archives_and_is_read_by_ckptd_and_safetensors(joi
         handle.wait("durable", 20)
     directory = os.path.join(places[0], handle.save_id.dirname)
     assert not {".metadata", "objects.pt"} & set(os.listdir(directory))
-    assert verify_checkpoint(directory).ok
+    assert verify_path(directory).ok
     emptied()
     fresh = {"w": torch.zeros(5), "cut": wrapped(9, mesh), "lr": 0.0}
     with join() as client:

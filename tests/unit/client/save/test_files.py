@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from ckptd.checkpoint.verify import verify_checkpoint
+from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.ids import MAX_PARTS
 from ckptd_client import DamagedError, UsageError
 from ckptd_client.files import SafetensorsFile, TorchFile
@@ -125,7 +125,7 @@ def test_a_slot_with_other_bytes_is_used_again(node, join):
     for step in range(1, 9):
         files = {"a": os.urandom(5000 * step), "b": os.urandom(99999 // step), "c": b""}
         client.save_files(files, step).wait("durable")
-        assert verify_checkpoint(os.path.join(node.store, client.job, f"step-{step:09d}.i0001")).problems == []
+        assert verify_path(os.path.join(node.store, client.job, f"step-{step:09d}.i0001")).problems == []
 
 
 def test_they_are_published(node, join, tmp_path):
@@ -145,7 +145,7 @@ def test_they_are_published(node, join, tmp_path):
     assert origin["job"] == client.job
     assert os.stat(out / "big").st_nlink == 2, "no byte is written twice"
     assert not os.path.exists(os.path.join(checkpoint, "UNPUBLISHED"))
-    assert verify_checkpoint(checkpoint).problems == []
+    assert verify_path(checkpoint).problems == []
     with client.load_files() as files:
         assert files.directory == str(out)
 
@@ -253,7 +253,7 @@ def test_damage_is_found(node, join, emptied):
     with open(path, "r+b") as file:
         file.seek(20 << 20)
         file.write(b"?")
-    assert [problem.path for problem in verify_checkpoint(folder).problems] == [path]
+    assert [problem.path for problem in verify_path(folder).problems] == [path]
     with join().load_files() as files, pytest.raises(DamagedError, match="does not match its digest"):
         files.read("big")
 

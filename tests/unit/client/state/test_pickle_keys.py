@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ckptd_client
-from ckptd.checkpoint.verify import verify_checkpoint
+from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.format.layout import decode_leaves
 from ckptd.shared.format.manifest import MANIFEST, decode_manifest
 from ckptd_client import ConfigError, MismatchError, RestoreError, UsageError
@@ -69,7 +69,7 @@ def test_at_load_it_must_be_named_again(join, node, job):
             assert "connect(allow_pickle=['loader.sampler'])" in caught.value.hint
             assert state["loader"] == {"sampler": None, "epoch": 0}
     directory = os.path.join(node.store, job, "step-000000002.i0001")
-    found = verify_checkpoint(directory)
+    found = verify_path(directory)
     assert found.ok, found.problems
     with open(os.path.join(directory, MANIFEST), "rb") as file:
         leaves = decode_leaves(decode_manifest(file.read(), where="").files[0].leaves, where="").leaves
@@ -86,7 +86,7 @@ def test_nothing_of_it_runs_until_it_is_allowed(join, node, job, tmp_path, monke
     monkeypatch.setenv("MARKER_OF_TESTS", str(tmp_path / "marker"))
     with join(allow_pickle=["loader.sampler"]) as client:
         client.save(state_of(Hostile())).wait("durable", 30)
-    assert verify_checkpoint(os.path.join(node.store, job, "step-000000000.i0001")).ok
+    assert verify_path(os.path.join(node.store, job, "step-000000000.i0001")).ok
     with join() as client, pytest.raises(RestoreError):
         client.load(state_of())
     assert not (tmp_path / "marker").exists()
