@@ -1,7 +1,11 @@
-"""Facts about a process of this node from /proc: its parent, its name, whether it is stopped."""
+"""A process of this node: facts about it from /proc, and calls at the end of this one."""
 
+import atexit
 import contextlib
 import os
+import weakref
+from collections.abc import Callable
+from multiprocessing import util
 from typing import NamedTuple
 
 _STATES = {"R": "running", "S": "sleeping", "D": "in uninterruptible sleep", "T": "stopped", "t": "traced", "Z": "dead"}
@@ -45,3 +49,17 @@ def process_of(pid: int | None) -> Process | None:
 def parent_process() -> Process | None:
     """The parent of this process."""
     return process_of(os.getppid())
+
+
+def call_at_exit(method: Callable[[], object]) -> None:
+    """Calls the bound method when this process ends, if its object still lives then."""
+    known = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = known()
+        if found is not None:
+            found()
+
+    atexit.register(call)
+    # A process of multiprocessing, such as mp.spawn's, ends without atexit; others do this after zmq's end.
+    util.Finalize(None, call, exitpriority=0)

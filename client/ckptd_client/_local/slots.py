@@ -82,7 +82,7 @@ class RankFile:
     @property
     def lost(self) -> bool:
         """Whether the file was removed, as by rm -r or logind's RemoveIPC, so that no process sees the lock."""
-        return _file_at(self.path) != self._file
+        return file_at(self.path) != self._file
 
     def meet(self, group: Group) -> None:
         """Blocks until all ranks' files exist, if ranks have no messages. Removes its file and raises ConnectError."""
@@ -103,7 +103,7 @@ class RankFile:
         os.close(self._fd)
 
 
-def _file_at(path: str) -> tuple[int, int] | None:
+def file_at(path: str) -> tuple[int, int] | None:
     """Device and inode, which distinguish files of one name."""
     try:
         found = os.stat(path)
@@ -255,8 +255,8 @@ class Slots:
 
         A name alone does not identify a file: a daemon that found the arena empty counts from the start again.
         """
-        if name not in self._maps or self._maps[name].file != _file_at(self.path(name)):
-            for old in [n for n, slot in self._maps.items() if slot.file != _file_at(self.path(n))]:
+        if name not in self._maps or self._maps[name].file != file_at(self.path(name)):
+            for old in [n for n, slot in self._maps.items() if slot.file != file_at(self.path(n))]:
                 self._maps.pop(old).close()
             self._maps[name] = SlotMap(self.path(name))
         return self._maps[name]

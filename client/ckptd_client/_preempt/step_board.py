@@ -6,6 +6,7 @@ import threading
 
 from ckptd.shared.files import spare_pages
 from ckptd.shared.format import step_board
+from ckptd_client._local.slots import file_at
 
 _STEP = step_board.STEP_OFFSET // 8
 _WORD = step_board.WORD_OFFSET // 8
@@ -49,11 +50,7 @@ class StepBoard:
     @property
     def lost(self) -> bool:
         """Whether the file was removed, for example with its arena, so that no daemon finds it."""
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return True
-        return (found.st_dev, found.st_ino) != self._file
+        return file_at(self._path) != self._file
 
     def close(self) -> None:
         """Unmaps the page."""

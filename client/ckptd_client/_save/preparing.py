@@ -4,14 +4,12 @@ The daemon creates the slots. Here a thread receives the grants and maps the slo
 all slots are mapped, and with the client.
 """
 
-import atexit
 import contextlib
 import logging
 import threading
 import time
 import weakref
 from collections.abc import Iterator
-from multiprocessing import util
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ import torch
 from ckptd.shared.base.errors import WaitTimeoutError
 from ckptd_client._daemon.channel import PreemptedError
 from ckptd_client._local.copy_engines import is_capturing
+from ckptd_client._local.processes import call_at_exit
 from ckptd_client._local.slots import SlotMap
 from ckptd_client._save.slot_writer import pin_for, slot_views
 from ckptd_client._save.staging import Staging
@@ -121,15 +120,13 @@ class Preparing:
             return
         if not self._registered:
             self._registered = True
-            atexit.register(_at_exit, weakref.ref(self))
-            # A process of multiprocessing, such as mp.spawn's, ends without atexit; others do this after zmq's end.
-            util.Finalize(None, _at_exit, (weakref.ref(self),), exitpriority=0)
+            call_at_exit(self.join)  # before the connection is closed
         thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stop), name="ckptd-prepare", daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread can be started: saves map slots themselves
             thread.start()
             self._thread = thread
 
-    def join(self, timeout_s: float) -> None:
+    def join(self, timeout_s: float = _AT_EXIT_S) -> None:
         """Ends the thread for good and blocks until then. Not under the lock. Does nothing in a forked child."""
         if not self._owner.is_here:
             return
@@ -182,13 +179,6 @@ def _run(preparing: "weakref.ref[Preparing]", stop: threading.Event) -> None:
             log.debug("ckptd: slots are not mapped ahead: %s: %s", type(error).__name__, error)
             return
         del found
-
-
-def _at_exit(preparing: "weakref.ref[Preparing]") -> None:
-    """Ends the thread before the connection is closed at exit."""
-    found = preparing()
-    if found is not None:
-        found.join(_AT_EXIT_S)
 
 
 class _FirstSteps:

@@ -124,7 +124,7 @@ class CkptdReader(StorageReader):
         No parameter is called kwargs: DCP would take that for leave to go on without the other ranks after an error.
         """
         self.close()
-        rank = self._client.group.rank if self._client is not None else _rank()
+        rank = self._group.rank
         if self._directory is not None:
             self._checkpoint = _opened(self._directory, self._integrity)
         elif self._client is not None:
@@ -132,7 +132,7 @@ class CkptdReader(StorageReader):
         else:
             raise UsageError("nothing to read from", hint=_HINT)
         found = self._checkpoint
-        self._alike = held_alike(found.layouts.values(), self._world_size)
+        self._alike = held_alike(found.layouts.values(), self._group.world_size)
         self._content = content_of(found.layouts, found.leaves, self._like(rank), self._alike)
         doubts = [f"step {found.save.step}: {text}" for text in found.doubts] if self._directory is not None else []
         self._notes = []
@@ -149,11 +149,16 @@ class CkptdReader(StorageReader):
     def _like(self, rank: int) -> int:
         """The rank whose own values this one goes on with."""
         assert self._checkpoint is not None  # noqa: S101 - read_metadata made it
-        return rank if self._world_size == self._checkpoint.world_size else 0
+        return rank if self._group.world_size == self._checkpoint.world_size else 0
 
     @property
-    def _world_size(self) -> int:
-        return self._client.group.world_size if self._client is not None else _world_size()
+    def _group(self) -> Group:
+        """Of the ranks that load: the client's, else torch.distributed's."""
+        if self._client is not None:
+            return self._client.group
+        dist = torch.distributed
+        alone = not (dist.is_available() and dist.is_initialized())
+        return Group(0, 1, "") if alone else Group(dist.get_rank(), dist.get_world_size(), "")
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Nothing."""
@@ -171,7 +176,7 @@ class CkptdReader(StorageReader):
         checkpoint, content = self._checkpoint, self._content
         assert checkpoint is not None and content is not None  # noqa: S101, PT018 - read_metadata made them
         state = getattr(planner, "state_dict", None)
-        lowest = _of_the_lowest(self._alike, state, content, self._world_size)
+        lowest = _of_the_lowest(self._alike, state, content, self._group.world_size)
         content = content.of_the_lowest(lowest)
         targets: dict[int, list[Target]] = {}
         fills: list[_Fill | _BoxesFill] = []
@@ -194,7 +199,7 @@ class CkptdReader(StorageReader):
             for rank, wanted in sorted(targets.items()):
                 checkpoint.read(rank, wanted)
             taken = taken_of(lowest, {name: content.boxes[name].values() for name in lowest}, _Named())
-            self._say(notes_of(taken, checkpoint.attestations), self._client.group.rank if self._client else _rank())
+            self._say(notes_of(taken, checkpoint.attestations), self._group.rank)
         finally:
             self._read_to_the_end()
         for fill in fills:
@@ -300,18 +305,3 @@ def _opened(directory: str, integrity: Integrity) -> Checkpoint:
         text = f"{path} holds no checkpoint of ckptd"
         raise UsageError(text, hint="client.load_from(path, state) reads safetensors")
     return open_directory(directory, integrity=integrity)
-
-
-def _group() -> Group | None:
-    dist = torch.distributed
-    return Group(dist.get_rank(), dist.get_world_size(), "") if dist.is_available() and dist.is_initialized() else None
-
-
-def _rank() -> int:
-    group = _group()
-    return group.rank if group else 0
-
-
-def _world_size() -> int:
-    group = _group()
-    return group.world_size if group else 1

@@ -1,12 +1,10 @@
 """Decides which tensors of a save are copied late, and runs the late copies of one save at a time."""
 
-import atexit
 import logging
 import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import util
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,6 +15,7 @@ from ckptd_client._image.plan import Plan, Values
 from ckptd_client._local.late_memory import LateMemory, Lease, late_memory
 from ckptd_client._local.page_division import Division, placed
 from ckptd_client._local.page_guard import NoProofError, Range, batches, copy
+from ckptd_client._local.processes import call_at_exit
 from ckptd_client._local.save_record import SaveRecord
 from ckptd_client._save.late.choice import Choices, Chosen, Rules, Units
 from ckptd_client._save.late.copies import LateCopies, PageCopies, TensorCopies
@@ -62,9 +61,7 @@ class Overlapping:
             must = '"proof", "samples" or "off"'
             raise not_allowed(UsageError, "verify", verify, must, "proof", origin=call_of("attach"))
         if not self._attached:
-            atexit.register(_at_exit, weakref.ref(self))
-            # A process of multiprocessing, such as mp.spawn's, ends without atexit; others do this after zmq's end.
-            util.Finalize(None, _at_exit, (weakref.ref(self),), exitpriority=0)
+            call_at_exit(self.end)
         known = {id(attached.optimizer) for attached in self._attached}
         new = {id(optimizer): optimizer for optimizer in optimizers if id(optimizer) not in known}
         made: list[Attached] = []
@@ -360,9 +357,3 @@ class _Completion:
             error = SaveFailedError(text, hint="write to the state in optimizer.step() only, or before save")
         self.staging.release(self.segment)
         self.staging.give_up(self.handle, error)
-
-
-def _at_exit(overlapping: "weakref.ref[Overlapping]") -> None:
-    found = overlapping()
-    if found is not None:
-        found.end()
