@@ -50,18 +50,7 @@ class _Seeded:
     def begin(self, kind: bytes, nbytes: int, *, checked: bool = True) -> Hasher | None:
         """Only of data that are checked at once."""
         del nbytes
-        return _Running(self._seed) if checked and kind == wire.DATA else None
-
-
-class _Running:
-    def __init__(self, seed: int) -> None:
-        self._hash = xxhash.xxh3_128(seed=seed)
-
-    def update(self, part: memoryview) -> None:
-        self._hash.update(part)
-
-    def value(self) -> bytes:
-        return self._hash.digest()
+        return Hasher(xxhash.xxh3_128(seed=self._seed)) if checked and kind == wire.DATA else None
 
 
 class _Numbered:

@@ -14,21 +14,6 @@ def digest(data: bytes | bytearray | memoryview) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
-class Digest:
-    """The same digest of a block that comes in parts."""
-
-    def __init__(self) -> None:
-        self._hash = xxhash.xxh3_128()
-
-    def update(self, part: memoryview) -> None:
-        """Takes in the next part. Releases the GIL for large ones."""
-        self._hash.update(part)
-
-    def value(self) -> bytes:
-        """What digest gives for all parts so far, end to end."""
-        return self._hash.digest()
-
-
 def block_count(nbytes: int) -> int:
     """Blocks that cover nbytes; the last one may be short. 0 for 0."""
     return -(-nbytes // BLOCK_NBYTES)

@@ -6,13 +6,14 @@ above it: its digest in a table, the table's in a seal or a manifest, which name
 """
 
 import enum
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import msgspec
+import xxhash
 
 from ckptd.shared.base.errors import ConfigError, IntegrityError
 from ckptd.shared.base.wording import shown
-from ckptd.shared.format.digest import DIGEST_NBYTES, KIND, Digest, digest
+from ckptd.shared.format.digest import DIGEST_NBYTES, KIND, digest
 
 KEY_NBYTES: Final = 32
 KEYED_KIND: Final = "blake3-keyed-128/16MiB"
@@ -50,14 +51,19 @@ class Purpose(enum.StrEnum):
     KEY_ID = "key id"
 
 
-class Hasher(Protocol):
-    """A digest of bytes that come in parts."""
+class Hasher:
+    """A digest of bytes that come in parts. running: a hash of xxhash or blake3, as it begins."""
+
+    def __init__(self, running: Any) -> None:
+        self._running = running
 
     def update(self, part: memoryview) -> None:
         """Takes in the next part. Releases the GIL for large ones."""
+        self._running.update(part)
 
     def value(self) -> bytes:
         """The digest of all parts so far, end to end."""
+        return self._running.digest()[:DIGEST_NBYTES]  # type: ignore[no-any-return]
 
 
 def asks_for_key(text: str) -> bool:
@@ -77,7 +83,7 @@ class Integrity:
 
     def hasher(self, _purpose: Purpose = Purpose.BLOCK) -> Hasher:
         """The same digest of what comes in parts."""
-        return Digest()
+        return Hasher(xxhash.xxh3_128())
 
     @property
     def keyed(self) -> bool:
@@ -143,22 +149,11 @@ class Keyed(Integrity):
 
     def hasher(self, purpose: Purpose = Purpose.BLOCK) -> Hasher:
         """The same digest of what comes in parts."""
-        return _KeyedHasher(self._blake3(key=self._keys[purpose]))
+        return Hasher(self._blake3(key=self._keys[purpose]))
 
     def link_secret(self, secret: bytes) -> bytes:
         """Of the link's secret and of the key: a peer that lacks either proves nothing."""
         return self._blake3(secret, key=self._keys[Purpose.LINK]).digest()  # type: ignore[no-any-return]
-
-
-class _KeyedHasher:
-    def __init__(self, running: Any) -> None:
-        self._running = running
-
-    def update(self, part: memoryview) -> None:
-        self._running.update(part)
-
-    def value(self) -> bytes:
-        return self._running.digest(DIGEST_NBYTES)  # type: ignore[no-any-return]
 
 
 def _blake3() -> Any:
