@@ -42,9 +42,9 @@ def image_of(
     image = filled(plan, memory, save)
     record = FileRecord(
         name=file_name(rank), rank=rank, nbytes=len(image), digests=digests_of(image, integrity), layout=plan.layout,
-        leaves=values.leaves, parts=plan.image.part_nbytes,
+        leaves=values.plain.leaves, parts=plan.image.part_nbytes,
     )  # fmt: skip
-    return image, record, values.objects
+    return image, record, values.plain.objects
 
 
 def image_of_files(

@@ -147,7 +147,7 @@ def test_what_is_said_of_replicas_is_the_same_as_of_tensors_on_the_host(checked,
     for values in (state, host):
         plan = make_plan(values, rank=0, world_size=2, replicated=("*",))
         sample = Sample(5, {stream.cut for stream in plan.streams} if checked else ())
-        said.append(gather(plan, values, None, sample).attestations)
+        said.append(gather(plan, values, None, sample).plain.attestations)
     assert said[0] == said[1]
     assert said[0]
 
@@ -155,7 +155,7 @@ def test_what_is_said_of_replicas_is_the_same_as_of_tensors_on_the_host(checked,
 def test_all_that_replicas_hold_is_summed_up_on_the_device(device):
     def said(state):
         plan = make_plan(state, rank=0, world_size=2, replicated=("*",))
-        return gather(plan, state, None, Sample(whole=True)).attestations[0]
+        return gather(plan, state, None, Sample(whole=True)).plain.attestations[0]
 
     state = {"a": torch.randn(3000, 1001, device=device), "b": torch.randn(71, 33, device=device).bfloat16().t()}
     values = {name: tensor.clone() for name, tensor in state.items()}

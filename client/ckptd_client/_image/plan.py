@@ -14,7 +14,7 @@ from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.layout import VERSION, Leaves, decode_layout, encode
 from ckptd.shared.format.replica_attestations import Attestation, not_compared
 from ckptd_client._image.image import Box, Image, make_image, make_layout
-from ckptd_client._image.segment_plan import SegmentPlan
+from ckptd_client._image.segment_plan import Plain, SegmentPlan
 from ckptd_client._image.stock_objects import StockLeaves
 from ckptd_client._local.rank import Group
 from ckptd_client._state.pickle import NO_PICKLE, PickleKeys
@@ -100,20 +100,8 @@ class Values:
 
     tensors: list[torch.Tensor]  # the boxes, in the order of the plan
     counted: list[torch.Tensor]  # for each box the tensor of the state
-    leaves: bytes
-    objects: bytes  # the leaves again, for stock readers; only on rank 0
-    attest: Callable[[], tuple[Attestation, ...]] = tuple  # of replicated tensors; may wait for a device
-    digests: Sequence[WholeDigest] = ()  # needed by attest; take them before the tensors change
-
-    @property
-    def attestations(self) -> tuple[Attestation, ...]:
-        """The attestation of replicated tensors. Blocks until it is computed."""
-        return self.attest()
-
-    @property
-    def plain_nbytes(self) -> int:
-        """Bytes of the plain values."""
-        return len(self.leaves) + len(self.objects)
+    plain: Plain  # whose attestation may wait for a device
+    digests: Sequence[WholeDigest] = ()  # needed by the attestation; take them before the tensors change
 
 
 def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, sample: Sample | None = None) -> Values | None:
@@ -135,9 +123,11 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, sample: Sam
     return Values(
         tensors=[*_stored(plan, values), *pieces],
         counted=[values[i] for i in plan.of_boxes],
-        leaves=encode(Leaves(VERSION, leaves)),
-        objects=stock.encode(leaves) if stock is not None else b"",
-        attest=_attestation(plan, values, sample, digests),
+        plain=Plain(
+            leaves=encode(Leaves(VERSION, leaves)),
+            objects=stock.encode(leaves) if stock is not None else b"",
+            attest=_attestation(plan, values, sample, digests),
+        ),
         digests=digests,
     )
 

@@ -1,10 +1,12 @@
-"""The layout of a segment: the place of each box, and the size of a slot for it."""
+"""The layout of a segment: the place of each box, and the size of a slot for it; and what is no tensor."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from ckptd.shared.format.layout import box_nbytes
+from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import slot_capacity
 from ckptd_client._image.image import Image
 from ckptd_client._state.tensors import DTYPE_OF, copied_as
@@ -44,3 +46,22 @@ class SegmentPlan:
             else:  # in a plain image they come last, without alignment
                 views.append(slot.new_empty(box.sizes, dtype=dtype))
         return views
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Encoded plain values of one save."""
+
+    leaves: bytes  # this rank's Leaves
+    objects: bytes  # StockObjects: the leaves again, for stock readers; only on rank 0
+    attest: Callable[[], tuple[Attestation, ...]] = tuple
+
+    @property
+    def attestations(self) -> tuple[Attestation, ...]:
+        """The attestation of replicated tensors. Blocks until it is computed."""
+        return self.attest()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return len(self.leaves) + len(self.objects)

@@ -18,10 +18,9 @@ from ckptd.shared.protocol.publication import Publication, check_publication
 from ckptd_client._image.file_bytes import FileBytes
 from ckptd_client._image.image import Filler, Image, Part, make_image, make_layout
 from ckptd_client._image.plan import check_readable
-from ckptd_client._image.segment_plan import SegmentPlan
+from ckptd_client._image.segment_plan import Plain, SegmentPlan
 from ckptd_client._local.rank import Group
 from ckptd_client._local.save_record import SaveRecord
-from ckptd_client._save.segment import Plain
 from ckptd_client._save.staging import Staging
 from ckptd_client.files import TrainerFile, lay_out
 

@@ -63,7 +63,7 @@ class Preparing:
         plan, values = staging.plans.gather(state)
         link, deadline = staging.link, time.monotonic() + _LAST_S
         link.ensure(deadline)
-        staging.ask_slots(plan.capacity(values.plain_nbytes), deadline)
+        staging.ask_slots(plan.capacity(values.plain.nbytes), deadline)
         seen = 0
         while True:
             if link.refusal is not None:
@@ -89,7 +89,7 @@ class Preparing:
             plan, values = staging.plans.gather(state)
             deadline = time.monotonic() + _ASK_S
             staging.link.ensure(deadline, hurried=True)
-            staging.ask_slots(plan.capacity(values.plain_nbytes), deadline)
+            staging.ask_slots(plan.capacity(values.plain.nbytes), deadline)
         except Exception as error:  # noqa: BLE001 - save meets the same error and reports it
             log.debug("ckptd: no memory is prepared: %s: %s", type(error).__name__, error)
 

@@ -104,7 +104,7 @@ class Saving:
 
     def _stage(self, handle: SaveRecord, plan: Plan, values: Values, *, drain: bool, deadline: float) -> None:
         staging, link = self._staging, self._staging.link
-        need = staging.fit_slots(plan, values.plain_nbytes, deadline)
+        need = staging.fit_slots(plan, values.plain.nbytes, deadline)
         staging.free_orphans(need)
         began, allocating = time.monotonic(), link.allocating
         try:
@@ -131,7 +131,7 @@ class Saving:
             for digest in values.digests:
                 digest.take()
             fill_slot(slot, plan, values.tensors)
-            staging.write_seal(slot, plan, values, handle)
+            staging.write_seal(slot, plan, values.plain, handle)
         except BaseException:
             link.slots.grant(name, slot.capacity)
             raise

@@ -6,28 +6,8 @@ from typing import Any
 
 import torch
 
-from ckptd.shared.format.replica_attestations import Attestation
 from ckptd_client._image.segment_plan import SegmentPlan
 from ckptd_client._local.slots import SlotMap
-
-
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """Encoded plain values of one save."""
-
-    leaves: bytes
-    objects: bytes
-    attest: Callable[[], tuple[Attestation, ...]] = tuple
-
-    @property
-    def attestations(self) -> tuple[Attestation, ...]:
-        """The attestation of replicated tensors. Blocks until it is computed."""
-        return self.attest()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of both."""
-        return len(self.leaves) + len(self.objects)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,34 +1,16 @@
 """Writes a segment into a slot: first the payloads, last the seal, which shows that they are complete."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
-from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import Seal, SlotState
-from ckptd_client._image.segment_plan import SegmentPlan
+from ckptd_client._image.segment_plan import Plain, SegmentPlan
 from ckptd_client._local.copy_engines import DeviceCopy, by_engine
 from ckptd_client._local.rank import Group
 from ckptd_client._local.slots import SlotMap
-
-
-class PlainValues(Protocol):
-    """Encoded plain values."""
-
-    @property
-    def leaves(self) -> bytes:
-        """Encoded Leaves of this rank."""
-
-    @property
-    def objects(self) -> bytes:
-        """Encoded StockObjects, empty but on rank 0."""
-
-    @property
-    def attestations(self) -> tuple[Attestation, ...]:
-        """The attestation of replicated tensors."""
 
 
 def slot_views(slot: SlotMap, plan: SegmentPlan | None) -> list[torch.Tensor]:
@@ -74,7 +56,7 @@ def copy_positions(views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor
 
 
 def seal_slot(  # noqa: PLR0913 - keyword-only
-    slot: SlotMap, plan: SegmentPlan, values: PlainValues, save: SaveId, *, job: JobKey, group: Group,
+    slot: SlotMap, plan: SegmentPlan, values: Plain, save: SaveId, *, job: JobKey, group: Group,
     integrity: Integrity = XXH3,
 ) -> None:  # fmt: skip
     """Writes all parts but the payloads, the seal last."""

@@ -33,15 +33,15 @@ from ckptd.shared.protocol.publication import Publication
 from ckptd_client._daemon.channel import ChannelLostError, PreemptedError
 from ckptd_client._daemon.link import Link
 from ckptd_client._daemon.turns import Owner, Turns
-from ckptd_client._image.segment_plan import SegmentPlan
+from ckptd_client._image.segment_plan import Plain, SegmentPlan
 from ckptd_client._local.rank import Group
 from ckptd_client._local.save_record import SaveRecord
 from ckptd_client._local.slots import SlotMap
 from ckptd_client._local.why_late import Cause, why_late
 from ckptd_client._save.numbers import Numbers
 from ckptd_client._save.plans import Plans
-from ckptd_client._save.segment import Plain, Segment
-from ckptd_client._save.slot_writer import PlainValues, fill_slot, seal_slot
+from ckptd_client._save.segment import Segment
+from ckptd_client._save.slot_writer import fill_slot, seal_slot
 from ckptd_client._save.stats import Stats
 from ckptd_client._state.pickle import PickleKeys
 
@@ -308,7 +308,7 @@ class Staging:
             self.link.unsealed.discard(handle.save_id)
             self._segments.remove(segment)
 
-    def write_seal(self, slot: SlotMap, plan: SegmentPlan, plain: PlainValues, handle: SaveRecord) -> None:
+    def write_seal(self, slot: SlotMap, plan: SegmentPlan, plain: Plain, handle: SaveRecord) -> None:
         """Writes the seal: it shows that the payloads in the slot are complete, and to which save they belong."""
         link = self.link
         seal_slot(slot, plan, plain, handle.save_id, job=link.job, group=link.group, integrity=self.integrity)

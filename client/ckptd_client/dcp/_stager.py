@@ -76,9 +76,9 @@ class CkptdStager(AsyncStager):
         staging = staging_of(self._writer.client)
         deadline = staging.until()
         plan, values = compared.plan_of(staging, state, deadline)
-        segment = staging.fill(plan, values.tensors, values.plain_nbytes, owner=self._writer, deadline=deadline)
+        segment = staging.fill(plan, values.tensors, values.plain.nbytes, owner=self._writer, deadline=deadline)
         staged.segment = segment
-        staged.leaves = decode_leaves(values.leaves, where="state").leaves
+        staged.leaves = decode_leaves(values.plain.leaves, where="state").leaves
         tensors = dict(zip((plan.names[i] for i in plan.tensors), self._in_slot(segment.slot, plan), strict=True))
         if self._paths[0] != plan.plan_id:
             self._paths = (plan.plan_id, decode_layout(plan.layout, where="state").paths)

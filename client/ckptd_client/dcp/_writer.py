@@ -22,9 +22,10 @@ from ckptd.shared.protocol.publication import Publication
 from ckptd.shared.stores.kinds import absolute
 from ckptd_client._connect import connect
 from ckptd_client._daemon.settings import as_step
+from ckptd_client._image.segment_plan import Plain
 from ckptd_client._local.save_record import SaveRecord, check_milestone
 from ckptd_client._save import compared
-from ckptd_client._save.segment import Plain, Segment
+from ckptd_client._save.segment import Segment
 from ckptd_client._state.replica_slices import as_not_binding
 from ckptd_client._state.strided import is_interleaving
 from ckptd_client._state.tensors import shard_of

@@ -12,6 +12,7 @@ import torch
 from ckptd.shared.base.errors import CkptdError, SaveFailedError, UsageError
 from ckptd.shared.base.refusals import call_of, not_allowed
 from ckptd_client._image.plan import Plan, Values
+from ckptd_client._image.segment_plan import Plain
 from ckptd_client._local.late_memory import LateMemory, Lease, late_memory
 from ckptd_client._local.page_division import Division, placed
 from ckptd_client._local.page_guard import NoProofError, Range, batches, copy
@@ -21,7 +22,7 @@ from ckptd_client._save.late.choice import Choices, Chosen, Rules, Units
 from ckptd_client._save.late.copies import LateCopies, PageCopies, TensorCopies
 from ckptd_client._save.late.thread import TOO_SLOW, Overlap
 from ckptd_client._save.optimizers import Attached, addresses
-from ckptd_client._save.segment import Plain, Segment
+from ckptd_client._save.segment import Segment
 from ckptd_client._save.slot_writer import copy_all, pin_for, slot_views
 from ckptd_client._save.staging import Staging
 
@@ -167,8 +168,7 @@ class Overlapping:
         staging = self._staging()
         assert staging is not None  # noqa: S101 - it called
         staging.link.unsealed.add(handle.save_id)
-        plain = Plain(values.leaves, values.objects, values.attest)
-        completion = _Completion(staging, self, segment, handle, plain, drain)
+        completion = _Completion(staging, self, segment, handle, values.plain, drain)
         try:
             overlap = Overlap(self._copied(segment, plan, values, found, handle.save_id.counter), completion)
             segment.owner = weakref.ref(overlap)

@@ -27,17 +27,6 @@ class Completion(Protocol):
         """Discards the save: its copies are wrong or too late. written: names of tensors that other code wrote to."""
 
 
-class _NoCompletion:
-    def deliver(self) -> None:
-        """Does nothing."""
-
-    def discard(self, reason: str, written: Sequence[str]) -> None:
-        """Does nothing."""
-
-
-_NO_COMPLETION = _NoCompletion()
-
-
 class Overlap:
     """The late copies of one save. Owns them and releases them at the end."""
 
@@ -125,7 +114,8 @@ class Overlap:
                 self._completion.deliver()
         finally:
             self.release()
-            self._copies, self._completion = [], _NO_COMPLETION  # drops references that would keep a slot mapped
+            self._copies = []  # drops references that would keep a slot mapped
+            del self._completion
 
     def _copy(self) -> None:
         """Starts the copies by devices, then copies the rest."""

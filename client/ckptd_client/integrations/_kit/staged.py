@@ -14,9 +14,10 @@ import torch.distributed as dist
 from ckptd.shared.base.errors import CkptdError, SaveFailedError, UsageError
 from ckptd.shared.format.layout import VERSION, Leaf, Leaves, decode_leaves, encode
 from ckptd.shared.format.origin import Origin
+from ckptd_client._image.segment_plan import Plain
 from ckptd_client._local.save_record import SaveRecord
 from ckptd_client._save import compared
-from ckptd_client._save.segment import Plain, Segment
+from ckptd_client._save.segment import Segment
 from ckptd_client._state import pickle as pickling
 from ckptd_client.client import Client, staging_of
 from ckptd_client.dcp._writer import step_of

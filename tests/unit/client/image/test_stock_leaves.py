@@ -101,10 +101,10 @@ def test_more_than_a_slot_may_hold_is_left_out(monkeypatch):
 def test_a_plan_carries_them_for_rank_0_alone():
     state = {"w": torch.zeros(3), "epoch": 1}
     plan = make_plan(state, rank=0, world_size=2)
-    assert gather(plan, state).objects == b""
+    assert gather(plan, state).plain.objects == b""
     values = gather(plan, state, StockLeaves())
-    assert loaded(values.objects) == {"epoch": 1}
-    assert values.plain_nbytes == len(values.leaves) + len(values.objects)
+    assert loaded(values.plain.objects) == {"epoch": 1}
+    assert values.plain.nbytes == len(values.plain.leaves) + len(values.plain.objects)
     assert decode_layout(plan.layout, where="here").paths["epoch"] == (("k", "epoch"),)
 
 

@@ -293,24 +293,24 @@ def said(state, *, checked, turn=5):
 @pytest.mark.parametrize("checked", [False, True])
 def test_what_is_said_of_replicas_does_not_depend_on_where_they_lie(checked, monkeypatch):
     state = {name: tensor for name, tensor in some_state().items() if name != "complex"}
-    expected = said(state, checked=checked).attestations
+    expected = said(state, checked=checked).plain.attestations
     assert expected
     monkeypatch.setattr(replica_slices, "_ON_HOST_NBYTES", 1000)
     with installed(monkeypatch) as engine:
-        assert said(state, checked=checked).attestations == expected
+        assert said(state, checked=checked).plain.attestations == expected
         assert engine.fetched
 
 
 def test_a_window_of_replicas_is_of_the_moment_of_the_save_and_waits_for_nothing(engine):
     state = {"a": torch.randn(100_000), "b": torch.randn(333, 333).t()}
-    first = said(state, checked=True).attestations
+    first = said(state, checked=True).plain.attestations
     engine.gate.clear()
     before = engine.fetches
     values = said(state, checked=True)
     assert engine.fetches == before + 1, "not of the moment"
     threading.Timer(0.1, engine.gate.set).start()
-    assert values.attestations == first
-    assert values.attestations == first
+    assert values.plain.attestations == first
+    assert values.plain.attestations == first
 
 
 def whole(state):
@@ -327,8 +327,8 @@ def a_shared_state():
 
 
 def test_devices_sum_up_all_bytes_by_themselves_and_send_next_to_nothing(engine):
-    (found,) = whole(a_shared_state()).attestations
-    assert (found,) == whole(a_shared_state()).attestations
+    (found,) = whole(a_shared_state()).plain.attestations
+    assert (found,) == whole(a_shared_state()).plain.attestations
     assert found.of_all_bytes
     assert engine.fetched == 0
     assert found.content[0] >= ON_DEVICES, "not to be held against hashes of the host"
@@ -337,12 +337,12 @@ def test_devices_sum_up_all_bytes_by_themselves_and_send_next_to_nothing(engine)
 @pytest.mark.parametrize("name", sorted(a_shared_state()))
 @pytest.mark.parametrize("at", ["first", "last"])
 def test_a_bit_that_differs_is_found_by_devices_and_in_its_tensor(name, at, engine):
-    (mine,) = whole(a_shared_state()).attestations
+    (mine,) = whole(a_shared_state()).plain.attestations
     theirs = a_shared_state()
     raw = flat_bytes(theirs[name]).clone()
     raw[0 if at == "first" else -1] ^= 1
     theirs[name] = raw.view(theirs[name].dtype).view(theirs[name].shape)
-    (other,) = whole(theirs).attestations
+    (other,) = whole(theirs).plain.attestations
     assert (mine.cut, mine.content[:1]) == (other.cut, other.content[:1])
     assert mine.content != other.content
     runs = [i for i in range(0, len(mine.parts), PART_NBYTES) if mine.parts[i : i + 4] != other.parts[i : i + 4]]
@@ -353,16 +353,16 @@ def test_signs_that_all_change_are_found_by_devices(engine):
     """Two words that differ in their highest bit only would make up for each other in sums of 64-bit words."""
     state = {"a": torch.ones(4096), "b": torch.ones(4096, dtype=torch.float64)}
     turned = {name: -tensor for name, tensor in state.items()}
-    assert whole(state).attestations[0].content != whole(turned).attestations[0].content
+    assert whole(state).plain.attestations[0].content != whole(turned).plain.attestations[0].content
 
 
 def test_sums_are_of_the_moment_of_the_save(engine):
     state = {"a": torch.randn(100_000)}
-    expected = whole(state).attestations
+    expected = whole(state).plain.attestations
     values = whole(state)
     state["a"].zero_()
-    assert values.attestations == expected
-    assert values.attestations == expected
+    assert values.plain.attestations == expected
+    assert values.plain.attestations == expected
 
 
 # --- graphs that are captured

@@ -236,8 +236,10 @@ def saved(state, rank=0, world_size=1):
     """Layout and leaves of a state, as a save would write them."""
     plan = make_plan(state, rank=rank, world_size=world_size)
     values = gather(plan, state)
-    assert plan.exact_capacity(len(values.leaves)) == slot_capacity(plan.nbytes, len(plan.layout), len(values.leaves))
-    return decode_layout(plan.layout, where="here"), decode_leaves(values.leaves, where="here")
+    assert plan.exact_capacity(len(values.plain.leaves)) == slot_capacity(
+        plan.nbytes, len(plan.layout), len(values.plain.leaves)
+    )
+    return decode_layout(plan.layout, where="here"), decode_leaves(values.plain.leaves, where="here")
 
 
 def fit_one(state, saved_state):

@@ -120,7 +120,7 @@ def test_what_no_stream_has_is_said_to_be_compared_by_none(balanced):
         made = make_plan(state, rank=0, world_size=2, replicated=("*",), balanced=balanced)
         values = gather(made, state, sample=Sample(whole=True))
         assert values is not None
-        said[name] = values.attestations
+        said[name] = values.plain.attestations
     (ours,) = said["ours"]
     assert said["both"][-1] == not_compared(2)
     assert [attestation.of_all_bytes for attestation in said["both"]] == [True, False]
