@@ -7,7 +7,7 @@ says which part is missing and what to type next.
 import os
 import stat
 import time
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 import zmq
@@ -38,6 +38,8 @@ from ckptd.system.config import default_arena
 
 _MAX_STATUS_NBYTES = 64 * MAX_MESSAGE_NBYTES  # a status grows with the ranks of a node, a request does not
 _LOOK_MS = 500
+
+R = TypeVar("R", StatusReply, Done, Forgotten)
 
 
 def ask_status(arena: str, timeout_s: float) -> Status:
@@ -95,9 +97,7 @@ class Daemon:
 
         Nodes that do not answer cost up to a second, and stand in ``silent`` of their job.
         """
-        reply = self._ask(AskStatus(seq=self._next_seq(), nodes=nodes))
-        if not isinstance(reply, StatusReply):
-            raise self._unexpected(reply)
+        reply = self._ask(AskStatus(seq=self._next_seq(), nodes=nodes), StatusReply)
         if reply.status.schema != SCHEMA:
             raise _other_version(reply.status.version)
         return reply.status
@@ -107,29 +107,21 @@ class Daemon:
 
         preempt: and has the ranks that ask ``client.preempted`` save at one step.
         """
-        reply = self._ask(AskDrain(seq=self._next_seq(), job=job, preempt=preempt))
-        if not isinstance(reply, Done):
-            raise self._unexpected(reply)
+        self._ask(AskDrain(seq=self._next_seq(), job=job, preempt=preempt), Done)
 
     def stop(self, *, wait: bool) -> Status:
         """Has the daemon end as SIGTERM does; its present status or, with wait, its last one. Raises ConnectError."""
-        reply = self._ask(AskStop(seq=self._next_seq(), wait=wait))
-        if not isinstance(reply, StatusReply):
-            raise self._unexpected(reply)
-        return reply.status
+        return self._ask(AskStop(seq=self._next_seq(), wait=wait), StatusReply).status
 
     def forget(self, job: JobKey, *, force: bool) -> Forgotten:
         """Has the job's memory given back; returns when it is. Raises CkptdError with the reason when it is refused."""
-        reply = self._ask(AskForget(seq=self._next_seq(), job=job, force=force))
-        if not isinstance(reply, Forgotten):
-            raise self._unexpected(reply)
-        return reply
+        return self._ask(AskForget(seq=self._next_seq(), job=job, force=force), Forgotten)
 
     def _next_seq(self) -> int:
         self._seq += 1
         return self._seq
 
-    def _ask(self, request: Request) -> Reply:
+    def _ask(self, request: Request, kind: type[R]) -> R:
         require_daemon(self.arena)  # a dead daemon is an error at once, not after the timeout of a slow one
         deadline_s = time.monotonic() + self.timeout_s
         self._say(request, deadline_s)
@@ -137,9 +129,13 @@ class Daemon:
             if self._socket.poll(min(left_ms, _LOOK_MS), zmq.POLLIN):
                 reply = _decode(self._socket.recv())
                 # The answer to a question that timed out before may arrive during this one.
-                if getattr(reply, "reply_to", None) == request.seq:
+                if getattr(reply, "reply_to", None) != request.seq:
+                    continue
+                if isinstance(reply, kind):
                     return reply
-                continue
+                if isinstance(reply, Refused):
+                    raise of_code(reply.code, reply.message, reply.hint)
+                raise ProtocolError(f"the daemon answered with {type(reply).__name__}")
             require_daemon(self.arena)  # an answer that takes long may have lost its daemon
             if self._lost():
                 self._say(request, deadline_s)
@@ -170,11 +166,6 @@ class Daemon:
             message = f"{who} of {self.arena} did not answer in {self.timeout_s:g} s"
         log = os.path.join(self.arena, arena_paths.LOG)
         return ConnectError(message, hint=f"it may be starting, stopped or busy: see {log}, or give a longer --timeout")
-
-    def _unexpected(self, reply: Reply) -> CkptdError:
-        if isinstance(reply, Refused):
-            return of_code(reply.code, reply.message, reply.hint)
-        return ProtocolError(f"the daemon answered with {type(reply).__name__}")
 
 
 def require_daemon(arena: str) -> int:

@@ -3,7 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -15,6 +15,7 @@ from ckptd.parity.encode import encode
 from ckptd.parity.files import Parities
 from ckptd.parity.rebuild import Fetched, Place, copy_segment, rebuild_segment
 from ckptd.parity.sources import Sources
+from ckptd.peers.plane import PeerPlane
 from ckptd.shared.base.errors import CkptdError, PeerError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.base.log_line import line
@@ -28,13 +29,6 @@ Deliver = Callable[[ev.Event], None]
 Key = tuple[JobKey, SaveId, int]  # of a chunk
 
 
-class Peers(Protocol):
-    """The links to other daemons. Called from threads."""
-
-    def bulk_address(self, job: JobKey, node: str) -> tuple[str, int, str, bytes] | None:
-        """Host, port, link and secret of the bulk server of the job's node; None while there is no link."""
-
-
 class ParityExecutor:
     """Each runs in a thread of ``encoding`` or ``fetching``; ``deliver`` is called in the main thread.
 
@@ -46,7 +40,7 @@ class ParityExecutor:
         *,
         node: str,
         arena: Arena,
-        peers: Peers,
+        peers: PeerPlane,
         encoding: Background,
         fetching: Background,
         cleaning: Background,

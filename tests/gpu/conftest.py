@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ckptd_client._local.copy_engines import CudaEngine
+from ckptd_client._local.copy_engines import CopyEngine
 from tests.unit.client.conftest import (
     job,  # noqa: F401 - a fixture
     join,  # noqa: F401 - a fixture
@@ -28,13 +28,13 @@ def device():
 def registered(monkeypatch):
     """Addresses that were registered, in order; while the real thing runs."""
     found = []
-    register = CudaEngine.register
+    register = CopyEngine.register
 
     def noted(engine, address, nbytes):
         found.append(address)
         return register(engine, address, nbytes)
 
-    monkeypatch.setattr(CudaEngine, "register", noted)
+    monkeypatch.setattr(CopyEngine, "register", noted)
     return found
 
 

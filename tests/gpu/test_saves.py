@@ -8,7 +8,7 @@ import torch
 
 from ckptd_client._image.plan import gather, make_plan
 from ckptd_client._local import slots as _slots
-from ckptd_client._local.copy_engines import CudaEngine, PinningError, engine_of
+from ckptd_client._local.copy_engines import CopyEngine, PinningError, engine_of
 from ckptd_client._state.sampling import Sample
 from tests.unit.client.same import difference
 
@@ -80,7 +80,7 @@ def test_without_pinned_memory_every_bit_comes_back_too(join, device, monkeypatc
     def refuse(*_):
         raise PinningError("cudaHostRegister: not here")
 
-    monkeypatch.setattr(CudaEngine, "register", refuse)
+    monkeypatch.setattr(CopyEngine, "register", refuse)
     monkeypatch.setattr(_slots, "_warned", [])
     state, client = a_state(device), join()
     client.save(state, 1).wait("staged", 60)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -52,16 +52,11 @@ class Piece:
             raise DamagedError(f"{self.where}: ends at byte {offset + found}, it should have {self.nbytes}")
 
 
-class BlockMemory(Protocol):
-    """Memory for a block: complete pages."""
+class Buffer(NamedTuple):
+    """Memory for one block, whole pages."""
 
-    @property
-    def address(self) -> int:
-        """Address of the first byte."""
-
-    @property
-    def view(self) -> memoryview:
-        """The bytes."""
+    address: int
+    view: memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +82,7 @@ class Source:
         for piece in self.files:
             piece.file.close()
 
-    def checked(self, index: int, buffer: "BlockMemory") -> int:
+    def checked(self, index: int, buffer: Mapping | Buffer) -> int:
         """Address of buffer, filled with a block that matches its digest. Raises DamagedError. Thread-safe."""
         start = index * BLOCK_NBYTES
         stop = min(start + BLOCK_NBYTES, self.nbytes)

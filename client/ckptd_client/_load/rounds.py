@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ckptd.shared.base.errors import CkptdError, DamagedError, RestoreError
 from ckptd.shared.base.ids import RunId, SaveId
@@ -60,19 +60,7 @@ class Segment:
     notes: tuple[str, ...]
 
 
-class Found(Protocol):
-    """A checkpoint that a rank has found or read."""
-
-    @property
-    def save(self) -> SaveId:
-        """The checkpoint."""
-
-    @property
-    def tier(self) -> Tier:
-        """The tier where it was found."""
-
-
-T = TypeVar("T", bound=Found)
+T = TypeVar("T", Segment, Checkpoint)  # what a rank has read or found
 
 
 def load(
@@ -150,7 +138,7 @@ def _warn_of_wait(link: Link) -> None:
         log.warning("ckptd: load of job %s waits on rank %d %s", link.job.job, link.group.rank, link.waits_for)
 
 
-def _drop(found: Found | None) -> None:
+def _drop(found: Segment | Checkpoint | None) -> None:
     """Closes a checkpoint on which the ranks have not agreed."""
     if isinstance(found, Checkpoint):
         found.close()

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
@@ -25,65 +25,27 @@ class PinningError(Exception):
     """Memory could not be registered."""
 
 
-class Mark(Protocol):
-    """A point in a device's queue of work."""
-
-    def wait(self) -> None:
-        """Blocks the thread, without the GIL, until the device reaches the point. Waits for no other work of it."""
-
-    def block_stream(self) -> None:
-        """Makes later work of this thread's current stream wait for the point; the thread does not wait."""
-
-
-class CopyEngine(Protocol):
-    """The copy engine of one device. Any thread may call its methods."""
-
-    def register(self, address: int, nbytes: int) -> Callable[[], None]:
-        """Pins host memory; returns a function that undoes this and never raises. Blocks. Raises PinningError."""
-
-    def scratch(self, nbytes: int) -> torch.Tensor:
-        """Pinned bytes of the host; their memory is reused once the tensor is dropped."""
-
-    def now(self) -> Mark:
-        """The point after all work that this thread has queued on its current stream."""
-
-    def fetch(
-        self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], *, after: Mark, lasting: bool = False
-    ) -> Mark:
-        """Starts to copy tensors of the device into contiguous views of the host; the mark is the end of the copies.
-
-        The caller keeps both until then. lasting: the tensors' owner may free their memory before the copies end.
-        If it raises, no copy runs any more.
-        """
-
-    def differing(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[int]:
-        """Positions at which the bytes differ now. Blocks, also for earlier work of this thread."""
-
-    def send(self, places: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
-        """Copies bytes of the host into places of the device, after all queued work. Blocks."""
-
-
-# --- CUDA
-
-
 @dataclass(frozen=True, slots=True)
-class CudaMark:
-    """An event."""
+class Mark:
+    """A point in a device's queue of work."""
 
     device: torch.device
     event: Any  # torch.cuda.Event
 
     def wait(self) -> None:
-        """See Mark."""
+        """Blocks the thread, without the GIL, until the device reaches the point. Waits for no other work of it."""
         self.event.synchronize()
 
     def block_stream(self) -> None:
-        """See Mark."""
+        """Makes later work of this thread's current stream wait for the point; the thread does not wait."""
         _cuda.current_stream(self.device).wait_event(self.event)
 
 
-class CudaEngine:
-    """See CopyEngine. Its stream has the lowest priority: training goes first."""
+class CopyEngine:
+    """The copy engine of one device. Any thread may call its methods.
+
+    Its stream has the lowest priority: training goes first.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -92,7 +54,7 @@ class CudaEngine:
         self._lock = threading.Lock()  # the stream's order protects the staging memory
 
     def register(self, address: int, nbytes: int) -> Callable[[], None]:
-        """See CopyEngine."""
+        """Pins host memory; returns a function that undoes this and never raises. Blocks. Raises PinningError."""
         runtime = _cuda.cudart()
 
         def undo() -> None:
@@ -113,21 +75,24 @@ class CudaEngine:
             torch.ones(1, device=self._device)
 
     def scratch(self, nbytes: int) -> torch.Tensor:
-        """See CopyEngine."""
+        """Pinned bytes of the host; their memory is reused once the tensor is dropped."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def now(self) -> CudaMark:
-        """See CopyEngine."""
+    def now(self) -> Mark:
+        """The point after all work that this thread has queued on its current stream."""
         return self._mark(_cuda.current_stream(self._device))
 
-    def _mark(self, stream: Any) -> CudaMark:
-        return CudaMark(self._device, stream.record_event(_cuda.Event(blocking=True)))  # waiters sleep
+    def _mark(self, stream: Any) -> Mark:
+        return Mark(self._device, stream.record_event(_cuda.Event(blocking=True)))  # waiters sleep
 
     def fetch(
         self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], *, after: Mark, lasting: bool = False
-    ) -> CudaMark:
-        """See CopyEngine."""
-        assert isinstance(after, CudaMark)  # noqa: S101 - now made it
+    ) -> Mark:
+        """Starts to copy tensors of the device into contiguous views of the host; the mark is the end of the copies.
+
+        The caller keeps both until then. lasting: the tensors' owner may free their memory before the copies end.
+        If it raises, no copy runs any more.
+        """
         with self._in_stream(after):
             if lasting:
                 for tensor in tensors:
@@ -154,7 +119,10 @@ class CudaEngine:
         return self._staging[: like.nbytes].view(like.dtype).view(like.shape)
 
     def differing(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[int]:
-        """See CopyEngine. The device compares: it is faster than the host, even with the copy to it."""
+        """Positions at which the bytes differ now. Blocks, also for earlier work of this thread.
+
+        The device compares: it is faster than the host, even with the copy to it.
+        """
         with self._in_stream(self.now()):
             found = torch.zeros(len(tensors), dtype=torch.bool, device=self._device)
             for i, (view, tensor) in enumerate(zip(views, tensors, strict=True)):
@@ -165,14 +133,14 @@ class CudaEngine:
             return [i for i, differs in enumerate(found.tolist()) if differs]
 
     def send(self, places: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
-        """See CopyEngine."""
+        """Copies bytes of the host into places of the device, after all queued work. Blocks."""
         with self._in_stream(self.now()):
             torch._foreach_copy_(list(places), list(parts), non_blocking=True)
             done = self._mark(self._stream)
         done.wait()
 
     @contextlib.contextmanager
-    def _in_stream(self, after: CudaMark) -> Iterator[None]:
+    def _in_stream(self, after: Mark) -> Iterator[None]:
         """A context whose work goes into the engine's stream. After an error it waits for the work in the stream."""
         with self._lock, torch.no_grad(), _cuda.stream(self._stream):
             self._stream.wait_event(after.event)
@@ -217,7 +185,7 @@ _engines: dict[torch.device, CopyEngine] = {}
 def engine_of(device: torch.device) -> CopyEngine | None:
     """The engine of a device, created if new. None for the host, and for devices without an engine (xpu, mps)."""
     if device.type == "cuda" and device not in _engines:
-        _engines.setdefault(device, CudaEngine(device))
+        _engines.setdefault(device, CopyEngine(device))
     return _engines.get(device)
 
 

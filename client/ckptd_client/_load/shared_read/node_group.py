@@ -22,6 +22,7 @@ from ckptd.shared.files.mapping import Mapping as Memory
 from ckptd.shared.format.arena_paths import read_group_name
 from ckptd.shared.format.digest import BLOCK_NBYTES, digest
 from ckptd.shared.format.slot import align_up
+from ckptd_client._load.reader import Buffer
 from ckptd_client._load.shared_read.schedule import Blocks, SharedBlock, bits_of, schedule, union
 
 _JOIN_S: Final = 5.0  # wait for the other ranks at the beginning
@@ -35,13 +36,6 @@ _LINE: Final = 64  # bytes of a counter: no two counters share a cache line
 _JOINED, _ABSENT = 1, 2
 _LEFT: Final = (1 << 63) - 1  # position of a member that wants nothing more
 _GOOD, _FAILED, _LOST = 0, 1, 2  # outcome of a block; lost: a thread may still write to its buffer
-
-
-class Buffer(NamedTuple):
-    """Memory for one block, whole pages."""
-
-    address: int
-    view: memoryview
 
 
 @dataclass(frozen=True, slots=True)

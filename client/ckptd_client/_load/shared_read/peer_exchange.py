@@ -22,7 +22,8 @@ from ckptd.shared.bulk.server import BulkServer, Served
 from ckptd.shared.bulk.sockets import Cancel
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.protocol.read_groups import ExchangeAddress
-from ckptd_client._load.shared_read.node_group import NODES_JOIN_S, Buffer, NodeGroup
+from ckptd_client._load.reader import Buffer
+from ckptd_client._load.shared_read.node_group import NODES_JOIN_S, NodeGroup
 from ckptd_client._load.shared_read.schedule import Blocks, SharedBlock
 
 log = logging.getLogger("ckptd_client")

@@ -10,8 +10,8 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, digest
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.manifest import FileRecord
-from ckptd_client._load.reader import Pieces, Source, Target, copy_blocks, pieces_of
-from ckptd_client._load.shared_read.node_group import Buffer, NodeGroup
+from ckptd_client._load.reader import Buffer, Pieces, Source, Target, copy_blocks, pieces_of
+from ckptd_client._load.shared_read.node_group import NodeGroup
 from ckptd_client._load.shared_read.participants import Participants
 from ckptd_client._load.shared_read.peer_exchange import PeerNodes
 from ckptd_client._load.shared_read.schedule import Blocks, SharedBlock

@@ -20,6 +20,7 @@ from ckptd_client._local.page_division import Division, placed
 from ckptd_client._local.page_guard import CALL_NBYTES, PAGE_NBYTES, Range, batches, common, copy
 from ckptd_client._save.late.proofs import Samples, versions
 from ckptd_client._save.slot_writer import copy_positions
+from ckptd_client._state.replica_digests import WholeDigest
 
 _GROUP_NBYTES = 64 << 20  # copied in one call, without the GIL; the copy may stop between calls
 
@@ -48,17 +49,6 @@ class LateCopies(Protocol):
         """Ends the protection and drops memory. At any time, by any thread, repeatedly."""
 
 
-class LateDigest(Protocol):
-    """A digest of memory that is read after the copy."""
-
-    @property
-    def late(self) -> Sequence[tuple[str, Range]]:
-        """The memory, with names of tensors."""
-
-    def take_late(self) -> None:
-        """Reads the memory. Blocks. Raises OSError if it is not mapped any more."""
-
-
 class NeighbourWroteError(Exception):
     """A page with copied bytes was written; it is unknown whether the write was to these bytes."""
 
@@ -81,7 +71,7 @@ class PageCopies:
         slot: int,
         names: Sequence[str],
         keep: Sequence[Any],
-        digests: Sequence[LateDigest] = (),
+        digests: Sequence[WholeDigest] = (),
     ) -> None:
         self._memory, self._lease, self._division, self._names = memory, lease, division, names
         self._late, self._keep, self._digests = placed(division.late, slot), keep, list(digests)

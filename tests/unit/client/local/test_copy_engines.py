@@ -19,7 +19,7 @@ from ckptd_client import SaveFailedError, UsageError
 from ckptd_client._image.plan import gather, make_plan
 from ckptd_client._local import copy_engines
 from ckptd_client._local import slots as _slots
-from ckptd_client._local.copy_engines import CudaEngine, DeviceCopy, PinningError, by_engine, flat_bytes, parts_of
+from ckptd_client._local.copy_engines import CopyEngine, DeviceCopy, PinningError, by_engine, flat_bytes, parts_of
 from ckptd_client._save import optimizers
 from ckptd_client._state import replica_slices
 from ckptd_client._state.sampling import Sample
@@ -490,7 +490,7 @@ def cuda(monkeypatch):
     runtime = Runtime()
     monkeypatch.setattr(copy_engines, "_cuda", runtime.namespace())
     monkeypatch.setattr(copy_engines, "STAGING_NBYTES", 1000)
-    return runtime, CudaEngine(torch.device("cpu"))
+    return runtime, CopyEngine(torch.device("cpu"))
 
 
 def test_the_cuda_engine_copies_after_the_mark_and_marks_the_end(cuda):
@@ -541,6 +541,6 @@ def test_the_cuda_engine_registers_on_its_device_and_undoes_it(cuda):
         engine.register(4096, 8192)
 
 
-def test_the_thread_engine_keeps_the_protocol():
+def test_the_thread_engine_has_what_the_engine_has():
     wanted = {name for name in vars(copy_engines.CopyEngine) if not name.startswith("_")}
     assert wanted <= set(dir(ThreadEngine))
