@@ -2,6 +2,7 @@
 
 from tests.guards.guard import fault_guard as _row
 
+_COORDINATOR = "ckptd/core/coordinator/"
 _CLIENT = "client/ckptd_client/"
 _DAEMON = "ckptd/daemon/"
 
@@ -37,6 +38,145 @@ _DAEMONS = (
         "        if self._channel is not None:\n            return",
         "daemon_death.py::test_saves_go_on_with_a_daemon_that_was_started_again",
     ),
+    _row(
+        "what-must-be-drained-is-said-again", f"{_CLIENT}_daemon/outbox.py",
+        "*(one for one in self._forced.values() if one not in unacknowledged)", "",
+        "daemon_death.py::test_a_save_that_was_to_be_drained_for_sure_is_so_by_the_next_daemon",
+    ),
+    _row(
+        "saves-do-not-wait-for-no-daemon-again", f"{_CLIENT}_daemon/link.py",
+        "if hurried and now < self._retry_at and", "if False and",
+        "daemon_death.py::test_without_its_daemon_training_goes_on_and_saves_say_why_they_failed",
+    ),
+    _row(
+        "a-death-is-reported", f"{_CLIENT}_save/lost_daemon.py",
+        "            _warn_once(link, _ended(link, waiting))\n", "",
+        "daemon_death.py::test_a_death_is_said_within_seconds_and_the_next_daemon_is_found",
+        "daemon_death.py::test_of_what_only_this_memory_has_a_death_is_said_too",
+        "daemon_death.py::test_a_save_that_waits_for_ranks_learns_of_it_on_any_rank",
+    ),
+    _row(
+        "the-next-daemon-is-started-without-a-call", f"{_CLIENT}_save/lost_daemon.py",
+        "(_listens(link) or (link.is_restartable and now >= self._others_until))", "_listens(link)",
+        "daemon_death.py::test_a_daemon_that_a_client_started_is_started_again_without_a_call",
+    ),
+    _row(
+        "what-was-lost-is-named", f"{_CLIENT}_save/lost_daemon.py",
+        "lost = [handle for handle in named if handle.known_end is End.FAILED]", "lost = list[SaveRecord]()",
+        "daemon_death.py::test_what_was_lost_with_the_memory_is_said_when_the_next_daemon_is_found",
+    ),
+    _row(
+        "a-daemon-that-ends-finishes-its-drain", f"{_DAEMON}stopping.py",
+        "return not any(job.coordinator.saves.active for job in self._catalogue.jobs.values())", "return True",
+        "daemon_death.py::test_sigterm_finishes_the_drain_that_runs",
+        "stop_and_forget.py::test_stop_with_wait_reports_the_commit_it_waited_for",
+        "stop_and_forget.py::test_a_wait_that_is_too_short_says_so_and_the_daemon_goes_on_stopping",
+    ),
+    _row(
+        "the-next-daemon-adopts-what-was-staged", f"{_DAEMON}adoption.py",
+        "nameless = [slot for slot in slots if not self._slot(slot, jobs)]", "nameless = []",
+        "daemon_death.py::test_what_a_stop_leaves_unfinished_the_next_start_finishes",
+        "client_review.py::test_a_handle_does_not_wait_for_ever_for_a_daemon_that_was_replaced_twice",
+        "daemon_death.py::test_a_waiting_handle_is_enough_to_bring_the_sealed_segment_home",
+    ),
 )  # fmt: skip
 
-ROWS = (*_DAEMONS,)  # fmt: skip
+_STORES = (
+    _row(
+        "a-stop-waits-only-so-long", f"{_DAEMON}stopping.py",
+        "if self.asked > 1 or now >= self.until:", "if self.asked > 1:",
+        "hung_store.py::test_a_store_that_hangs_in_a_drain_stops_that_drain_and_nothing_else",
+        "polite_kill.py::test_a_store_that_is_away_does_not_hold_it_beyond_its_time",
+    ),
+    _row(
+        "a-load-says-that-the-store-is-silent", f"{_COORDINATOR}restores.py",
+        'self._round.notes.append(f"the store did not answer: {event.problem}")', "pass",
+        "hung_store.py::test_load_from_memory_needs_no_store_and_says_what_it_did_without",
+    ),
+    _row(
+        "a-silent-store-may-have-a-checkpoint", f"{_COORDINATOR}empty_loads.py",
+        "    if silent:\n", "    if False:\n",
+        "hung_store.py::test_load_with_nothing_in_memory_is_an_error_not_a_fresh_start",
+    ),
+    _row(
+        "each-store-has-its-worker", "ckptd/store/workers.py",
+        "state = self._stores.setdefault(store, _Store(store))",
+        "state = next(iter(self._stores.values()), None) or self._stores.setdefault(store, _Store(store))",
+        "hung_store.py::test_a_hung_store_harms_no_job_on_another_store",
+    ),
+    _row(
+        "a-drain-is-tried-again-soon", f"{_COORDINATOR}drains.py",
+        "self.retry_at = now + pause", "self.retry_at = now + 600 * pause",
+        "hung_store.py::test_a_full_store_is_tried_again_until_there_is_room",
+    ),
+    _row(
+        "a-thread-starts-the-worker", "ckptd/store/workers.py",
+        "start=self._starting.submit, ", "",
+        "hung_store.py::test_a_worker_that_cannot_be_started_while_its_python_hangs_holds_nothing_up",
+    ),
+    _row(
+        "a-file-is-read-without-o-direct", "ckptd/shared/files/regular.py",
+        "    leave_direct(fd)\n", "",
+        "forwarding_store.py::test_a_job_saves_to_it_and_loads_from_it",
+        "forwarding_store.py::test_threads_that_read_one_file_all_get_its_bytes",
+        "forwarding_store.py::test_what_verify_calls_whole_is_read[load]",
+        "forwarding_store.py::test_doctor_reads_back_as_a_restore_does",
+    ),
+    _row(
+        "doctor-reads-what-it-wrote", "ckptd/doctor/rules.py",
+        '    if not error:\n        return _ok("store read"', '    if True:\n        return _ok("store read"',
+        "forwarding_store.py::test_doctor_finds_a_store_that_a_restore_could_not_read",
+    ),
+)  # fmt: skip
+
+_KEYS = (
+    _row(
+        "keyed-bytes-are-read-with-their-key", "ckptd/shared/format/integrity.py",
+        "        if (kind, key_id) != (self.kind, self.key_id):\n", "        if False:\n",
+        "integrity.py::test_readers_and_verbs_with_and_without_the_key",
+        "integrity.py::test_a_keyed_job_passes_unkeyed_checkpoints_over",
+    ),
+    _row(
+        "client-and-daemon-have-one-key", f"{_CLIENT}_daemon/topology.py",
+        "if info.integrity != integrity.label:", "if False:",
+        "integrity.py::test_daemon_and_client_with_other_settings_find_out_at_connect",
+    ),
+    _row(
+        "a-keyed-digest-has-the-key", "ckptd/shared/format/integrity.py",
+        "        return self._blake3(data, key=self._keys[purpose]).digest(DIGEST_NBYTES)",
+        "        return digest(data) if purpose is Purpose.BLOCK else self._blake3(data).digest(DIGEST_NBYTES)",
+        "integrity.py::test_a_forged_checkpoint",
+    ),
+    _row(
+        "other-programs-checkpoints-prove-nothing", f"{_CLIENT}_load/foreign/load_from.py",
+        "if integrity.keyed:  #", "if False:  #",
+        "integrity.py::test_a_checkpoint_without_its_records_is_no_other_programs",
+    ),
+    _row(
+        "a-started-daemon-gets-the-key", f"{_CLIENT}_daemon/settings.py",
+        "return Proof(found, (*flags, *map(str, path)))", "return Proof(found)",
+        "integrity.py::test_a_daemon_that_connect_starts_has_the_key_that_connect_was_given",
+    ),
+    _row(
+        "a-key-is-in-no-log", "ckptd/store/worker_link.py",
+        "            self.send(UseKey(integrity.key))\n",
+        '            __import__("logging").getLogger("ckptd").info(integrity.key.hex())\n'
+        "            self.send(UseKey(integrity.key))\n",
+        "integrity.py::test_a_key_is_on_no_command_line_and_in_no_log",
+    ),
+    _row(
+        "verbs-read-the-file-of-settings", "ckptd/cli/common.py",
+        "told = {one.variable: str(toml[one.key]) for one in settings if one.key in toml}", "told = dict[str, str]()",
+        "integrity.py::test_verbs_take_the_key_from_where_the_daemon_has_it",
+    ),
+)  # fmt: skip
+
+_FORGOTTEN = (
+    _row(
+        "forget-refuses-while-ranks-live", "ckptd/core/jobs.py",
+        "if live or job.coordinator.sessions.wanted:", "if False:",
+        "stop_and_forget.py::test_forget_refuses_while_a_rank_lives",
+    ),
+)  # fmt: skip
+
+ROWS = (*_DAEMONS, *_STORES, *_KEYS, *_FORGOTTEN)  # fmt: skip

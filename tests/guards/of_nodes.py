@@ -55,6 +55,11 @@ _FILES = (
 
 _LINKS = (
     _row(
+        "an-encode-that-failed-is-tried-again", f"{_COORDINATOR}parity_scheduler.py",
+        "self._retry_at = now + pause", "self._retry_at = now + 600 * pause",
+        "links.py::test_connections_that_are_cut_cost_time_only",
+    ),
+    _row(
         "a-rank-repeats-which-saves-it-missed", "client/ckptd_client/_daemon/outbox.py",
         "for save, reason in list(self._missed.items()):", "for save, reason in []:",
         "links.py::test_a_daemon_that_stays_away_for_a_while_costs_its_rank_s_saves_only[c]",
@@ -118,6 +123,11 @@ _MEMBERS = (
         "members.py::test_uneven_ranks_per_node[b]",
         "members.py::test_two_jobs_on_the_same_nodes_lose_one",
         "members.py::test_another_world_size_after_a_loss",
+    ),
+    _row(
+        "nodes-that-a-job-leaves-are-asked", f"{_COORDINATOR}sessions.py",
+        "return {self._node} | inside | self.visitors", "return {self._node} | inside",
+        "members.py::test_a_node_fewer_still_gives_what_it_has",
     ),
     _row(
         "short-columns-end-in-zeros", "ckptd/parity/engine.py",
@@ -201,6 +211,11 @@ _STATUS = (
         "steps.py::test_every_node_names_the_same_steps_at_once",
     ),
     _row(
+        "steps-are-those-of-the-store", f"{_COORDINATOR}saves.py",
+        "self.on_store |= there", "self.on_store |= {}",
+        "steps.py::test_a_new_start_knows_what_the_store_has",
+    ),
+    _row(
         "a-silent-coordinator-is-an-error", "ckptd/daemon/steps_service.py",
         "        if now >= question.until:\n            return _silent",
         "        if False:\n            return _silent",
@@ -230,9 +245,27 @@ _TWO_LOST = (
         "reasons.append(self._lost(r, save, lost))", "del lost",
         "two_lost.py::test_two_lost_under_xor_with_nothing_on_the_store_falls_back_to_what_is_there_and_says_why",
     ),
+    _row(
+        "a-rebuild-is-done-again", f"{_COORDINATOR}parity_scheduler.py",
+        "if chunks and recoverable(", "if False and recoverable(",
+        "two_lost.py::test_the_node_that_rebuilds_is_lost_too[rebuild.before-seal]",
+    ),
+    _row(
+        "others-finish-a-commit", "ckptd/core/node/drain.py",
+        "return self._drain.finish(incarnation, self._membership.session)", "return []",
+        "two_lost.py::test_others_finish_the_commit_of_a_coordinator_that_is_lost[commit.before-rename]",
+        "files.py::test_another_node_finishes_what_the_one_that_committed_did_not_live_to_do",
+    ),
 )  # fmt: skip
 
 _TWO_RUNS = (
+    _row(
+        "saves-of-another-run-are-set-apart", f"{_COORDINATOR}lineage.py",
+        "return run == save.run or (run is None and not self.is_disputed(save))", "return True",
+        "two_runs.py::test_a_node_of_a_run_that_was_started_over_adds_nothing_to_the_newer_one",
+        "two_runs.py::test_a_run_on_a_store_that_was_not_mounted_adds_nothing_to_the_one_before",
+        "campaigns.py::test_no_load_of_this_history_mixes_two_runs",
+    ),
     _row(
         "a-commit-looks-for-a-takeover", "ckptd/store/posix/commit.py",
         "taken_over = taken_over_by(records, save, by) if by is not None else 0", "taken_over = 0",
@@ -256,14 +289,31 @@ _TWO_RUNS = (
         "two_runs.py::test_a_manifest_remembers_its_store_when_no_memory_does",
     ),
     _row(
+        "a-job-stays-on-its-store", f"{_COORDINATOR}sessions.py",
+        "        if self.takes(here):", "        if True:",
+        "two_runs.py::test_a_job_goes_on_only_on_the_store_that_it_is_saved_to_whatever_its_daemons_forgot",
+    ).beside(
+        "ckptd/store/interface.py", "if found is not None and known and found not in known:", "if False:",
+    ),
+    _row(
         "a-store-that-may-be-none-is-warned-of", "ckptd/store/posix/identity.py",
         'warning = lost or (_volatile(store) if store_id is None else "")', "warning = lost",
         "two_runs.py::test_a_first_store_on_tmpfs_is_made_with_a_warning_that_names_its_device_and_mount",
         "two_runs.py::test_a_first_store_on_the_root_file_system_is_made_with_a_warning_that_names_its_device",
     ),
+    _row(
+        "a-new-store-is-made", "ckptd/store/interface.py",
+        "made, warnings = self.make(found)", 'made, warnings = found or "", []',
+        "two_runs.py::test_the_first_run_on_a_new_store_works_and_so_does_the_second",
+    ),
 )  # fmt: skip
 
 _CAMPAIGNS = (
+    _row(
+        "a-closed-job-leaves-no-memory", f"{_COORDINATOR}leave.py",
+        "if self._sessions.peopled or not (self.closing or expired):", "if True:",
+        "campaigns.py::test_promises_hold_through_these_disturbances",
+    ),
     _row(
         "campaigns-clean-up", f"{FAULTS}campaigns.py",
         "before = {end: signal.signal(end, leave) for end in _ENDS}", "before = {}",
@@ -273,6 +323,11 @@ _CAMPAIGNS = (
         "all-nodes-say-their-step-first", "ckptd/core/preemption.py",
         "return [] if self._awaited else self._fix(self._highest + 1)", "return self._fix(self._highest)",
         "polite.py::test_each_polite_kill_leaves_one_durable_step_on_all_ranks[0]",
+    ),
+    _row(
+        "a-daemon-that-ends-says-what-is-not-durable", "ckptd/daemon/stopping.py",
+        "            log.error(line(text,", "            str(line(text,",
+        "polite.py::test_what_does_not_fit_in_the_time_costs_nothing_that_is_durable_and_is_said",
     ),
 )  # fmt: skip
 

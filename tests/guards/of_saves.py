@@ -47,6 +47,12 @@ _BUDGETS = (
         "budgets.py::test_every_thread_of_the_worker_stands_back_and_none_of_the_daemon",
     ),
     _row(
+        "ends-are-counted", f"{_COORDINATOR}save_records.py",
+        "return self._past + Counter(record.end for record in self.records.values() if record.end is not None)",
+        "return self._past",
+        "budgets.py::test_saves_ten_times_faster_than_the_store_take_no_byte_beyond_the_budget",
+    ),
+    _row(
         "a-skipped-save-is-counted", f"{_COORDINATOR}saves.py",
         "self._finish(record, End.SKIPPED, reason)", "self._finish(record, End.FAILED, reason)",
         "budgets.py::test_a_save_that_finds_no_slot_beside_a_slow_drain_is_skipped_and_counted",
@@ -75,6 +81,12 @@ _SAVES = (
         "client_review.py::test_a_save_that_is_interrupted_has_ended_and_the_next_one_works",
     ),
     _row(
+        "training-sees-no-fault-of-a-save", f"{_CLIENT}_save/saving.py",
+        "except Exception as error:  # noqa: BLE001 - training continues", "except MemoryError as error:  #",
+        "client_review.py::test_no_fault_of_the_staging_part_reaches_training",
+        "client_review.py::test_a_daemon_that_cannot_be_started_is_no_fault_of_training",
+    ),
+    _row(
         "a-lost-rank-file-is-made-again", f"{_CLIENT}_daemon/link.py",
         "if self._rank_file is not None and self._rank_file.lost:", "if False:",
         "client_review.py::test_an_arena_that_was_wiped_is_made_again",
@@ -94,6 +106,12 @@ _SAVES = (
         "outrun-saves-are-superseded", f"{_CLIENT}_local/save_record.py",
         "handle.fail(End.SUPERSEDED if outrun else End.FAILED, _GONE)", "handle.fail(End.FAILED, _GONE)",
         "client_review.py::test_handles_that_the_next_daemon_does_not_know_end",
+    ),
+    _row(
+        "an-old-save-does-not-keep-a-rank-away", f"{_CLIENT}_daemon/outbox.py",
+        "            except CkptdError as error:\n                self._forced",
+        "            except WaitTimeoutError as error:\n                self._forced",
+        "client_review.py::test_an_old_hand_over_is_no_reason_to_be_taken_for_replaced",
     ),
     _row(
         "a-staged-save-is-superseded", f"{_CLIENT}_local/save_record.py",
@@ -116,11 +134,67 @@ _SAVES = (
         "daemon_death.py::test_killed_while_a_save_waits_for_its_acknowledgement[1]",
     ),
     _row(
+        "a-segment-follows-to-the-next-daemon", f"{_CLIENT}_daemon/outbox.py",
+        "unacknowledged = list(self._unacknowledged.values())", "unacknowledged = list[HandOver]()",
+        "daemon_death.py::test_a_segment_sealed_after_the_next_daemon_looked_is_handed_to_it",
+    ),
+    _row(
+        "a-wait-looks-for-the-next-daemon", f"{_CLIENT}_save/staging.py",
+        "self.link.ensure(self.link.patient_until(patience_s))", "pass",
+        "rank_death.py::test_wait_ends_when_the_daemon_is_gone_for_good",
+    ),
+    _row(
         "a-save-is-over-at-its-deadline", f"{_CLIENT}_save/staging.py",
         "return time.monotonic() + self.save_timeout_s", "return time.monotonic() + self.save_timeout_s + 4.0",
         "daemon_death.py::test_a_daemon_that_stops_answering_never_holds_a_save_beyond_its_deadline",
         "daemon_death.py::test_a_new_daemon_that_does_not_answer_holds_no_save_either",
+        "client_review.py::test_a_save_is_not_held_up_by_a_thread_that_waits",
     ),
 )  # fmt: skip
 
-ROWS = (*_BYTES, *_BUDGETS, *_SAVES)  # fmt: skip
+_RANKS = (
+    _row(
+        "a-dead-rank-holds-no-slot", f"{_NODE}node.py",
+        "return [*self.ranks.drop(event.rank, event.session), *reports]", "return [*reports]",
+        "rank_death.py::test_a_segment_cut_off_by_a_kill_is_never_offered_and_its_slot_is_free_again",
+    ),
+)  # fmt: skip
+
+_MISSING = (
+    _row(
+        "the-next-save-ends-the-silence", f"{_COORDINATOR}missing_ranks.py",
+        "*(since + SAVED_AGAIN_S for since in later)", "",
+        "missing_ranks.py::test_the_next_save_brings_it_within_three_seconds",
+    ),
+    _row(
+        "saves-that-cannot-get-a-slot-end", f"{_CLIENT}_local/save_record.py",
+        "return bool(late) and len(waiting)", "return False and len(waiting)",
+        "missing_ranks.py::test_saves_without_a_slot_end_at_once_with_the_true_reason",
+    ),
+    _row(
+        "the-last-rank-completes-a-save", f"{_COORDINATOR}saves.py",
+        "complete = record.phase is Phase.STAGING and record.in_memory", "complete = False",
+        "missing_ranks.py::test_ranks_that_come_after_all_make_it_whole",
+    ),
+    _row(
+        "ranks-that-did-not-come-back-are-named", f"{_COORDINATOR}missing_ranks.py",
+        "unattached = [rank for rank in absent if self._is_unattached(rank)]", "unattached = []",
+        "missing_ranks.py::test_a_daemon_that_restarted_names_them_and_who_has_not_called_it_since",
+    ),
+    _row(
+        "a-thread-ends-with-the-process", f"{_CLIENT}_save/listening.py",
+        "if not waiting or not main.is_alive():", "if not waiting:",
+        "daemon_death.py::test_a_process_whose_daemon_died_ends_at_once[0.5]",
+    ).beside(
+        f"{_CLIENT}_save/listening.py", "self._staging = weakref.ref(staging)", "self._staging = lambda: staging",
+    ).beside(
+        f"{_CLIENT}_save/listening.py", "if staging is not None and main.is_alive():", "if staging is not None:",
+    ),
+    _row(
+        "dcp-saves-on-all-ranks", f"{_CLIENT}dcp/_writer.py",
+        "if len(plans) != self._client.group.world_size:", "if False:",
+        "missing_ranks.py::test_dcp_on_one_rank_is_refused_at_once",
+    ),
+)  # fmt: skip
+
+ROWS = (*_BYTES, *_BUDGETS, *_SAVES, *_RANKS, *_MISSING)  # fmt: skip

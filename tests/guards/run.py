@@ -18,8 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from tests.guards.guard import Guard, function_of
 from tests.guards.outcome import ARENAS, FAILURES, FOLDER
@@ -50,21 +49,27 @@ def copy(into: str) -> str:
 
 
 @contextlib.contextmanager
-def removed(tree: str, guard: Guard) -> Any:
+def removed(tree: str, guard: Guard) -> Iterator[None]:
     """The copy without the guard, for a while."""
-    path = os.path.join(tree, guard.file)
-    with open(path, encoding="utf-8") as file:
-        before = file.read()
-    count = before.count(guard.text)
-    if count != 1:
-        raise SystemExit(f"guard {guard.name}: its text stands {count} times in {guard.file}: change the row")
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(before.replace(*guard.without))
-    try:
+    with contextlib.ExitStack() as stack:
+        for file, text, instead in guard.edits:
+            path = os.path.join(tree, file)
+            before = _read(path)
+            if before.count(text) != 1:
+                raise SystemExit(f"guard {guard.name}: its text stands {before.count(text)} times in {file}")
+            stack.callback(_write, path, before)
+            _write(path, before.replace(text, instead))
         yield
-    finally:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(before)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def play(tree: str, guard: Guard) -> list[str]:
@@ -178,7 +183,7 @@ def main() -> int:
     try:
         tree = copy(folder)
         for guard in rows:
-            print(f"{guard.name}: {guard.file}", flush=True)
+            print(f"{guard.name}: {', '.join(edit.file for edit in guard.edits)}", flush=True)
             began, problems = time.monotonic(), play(tree, guard)
             for problem in problems:
                 print(f"    FINDING: {problem}", flush=True)
