@@ -1,4 +1,4 @@
-"""Replicas that each save a share: restored on as many ranks, fewer and more, read by stock readers, or told apart."""
+"""Replicas that each save a slice: restored on as many ranks, fewer and more, by stock readers, or found to differ."""
 
 import pytest
 import torch
