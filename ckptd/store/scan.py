@@ -45,7 +45,7 @@ def scan(job: StoredFiles) -> Scan:
         parsed = parse_dirname(name)
         try:
             if parsed is not None:
-                found.committed.append(_committed_entry(job, name))
+                found.committed.append(CommittedEntry(identify(job.below(name), job=name_of(job)), name))
         except (CkptdError, OSError) as error:
             if not _is_gone(job, name):
                 plausible = parsed is None or is_plausible(parsed[1], time.time())
@@ -140,10 +140,6 @@ def _is_gone(job: StoredFiles, name: str) -> bool:
     except OSError:
         pass  # it is there, and whatever is wrong with it is said already
     return False
-
-
-def _committed_entry(job: StoredFiles, name: str) -> CommittedEntry:
-    return CommittedEntry(identify(job.below(name), job=name_of(job)), name)
 
 
 def name_of(job: StoredFiles) -> str:

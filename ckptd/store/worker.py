@@ -140,7 +140,7 @@ class Worker:
             case Drain():
                 failpoints.reach("drain.ordered")
                 store.check(request.store_id)
-                return Done(request.id, drain(store, request, self._reporter(request.id)))
+                return Done(request.id, drain(store, request, _Reporter(self, request.id)))
             case DrainParity():
                 store.check(request.store_id)
                 drain_parity(store, request)
@@ -183,9 +183,6 @@ class Worker:
         found = store.scan(job)
         others = [] if found.committed or found.partials else other_jobs(store, job)
         return Scanned(opened, found, lost, others)
-
-    def _reporter(self, request_id: int) -> "_Reporter":
-        return _Reporter(self, request_id)
 
     def report(self, request_id: int, done: Mapping[str, int]) -> None:
         """Progress sent to the daemon."""

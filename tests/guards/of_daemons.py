@@ -29,7 +29,7 @@ _DAEMONS = (
     ),
     _row(
         "clients-start-the-next-daemon", f"{_CLIENT}_daemon/link.py",
-        "self._restartable = self.settings.autostart and answer.client_started", "self._restartable = False",
+        "self.is_restartable = self.settings.autostart and answer.client_started", "self.is_restartable = False",
         "daemon_death.py::test_a_daemon_that_a_client_started_comes_back_by_itself",
     ),
     _row(

@@ -50,7 +50,7 @@ class Sessions:
         self.heard_of: set[str] = {node}  # nodes where ranks waited to join
         self._waiting: dict[str, Waiting] = {}
         self._former: dict[str, Peer] = {}  # nodes that the job ran on before
-        self._taking = ""
+        self.taking = ""  # the session for which an incarnation number is on its way, empty for none
         self.known: Callable[[], tuple[Progress, ...]] = tuple  # what became of the saves of this incarnation
         self._took: dict[str, None] = {}  # sessions for which numbers were asked here, the last ones
 
@@ -130,7 +130,7 @@ class Sessions:
         waiting = self._waiting.get(session)
         if waiting is not None:
             waiting.ranks.pop(rank, None)
-            if not waiting.ranks and session != self._taking:
+            if not waiting.ranks and session != self.taking:
                 del self._waiting[session]
         return self._open_waiting(now)
 
@@ -206,12 +206,12 @@ class Sessions:
         return None
 
     def _open_waiting(self, now: float) -> list[Action]:
-        if self._taking:
+        if self.taking:
             return []
         for session, waiting in self._waiting.items():
             heard = waiting.ranks and waiting.heard(now, self._policy.outside_wait_s)
             if heard and (waiting.takeover or not self.processes.others(session)):
-                self._taking = session
+                self.taking = session
                 return [self.take(session)]
         return self._refuse_late(now)
 
@@ -233,7 +233,7 @@ class Sessions:
     @property
     def void(self) -> tuple[str, ...]:
         """Sessions that were the job here, or wanted to be, and are over: whatever number the store gives them late."""
-        return tuple(sorted(self._took.keys() - {self.session, self._taking}))
+        return tuple(sorted(self._took.keys() - {self.session, self.taking}))
 
     @property
     def wanted_store(self) -> str:
@@ -297,7 +297,7 @@ class Sessions:
     def _notify(self, now: float) -> list[Action]:
         """Sends waiting sessions the ranks that they wait for, once, before they are refused: a user can act."""
         actions: list[Action] = []
-        if self._taking:
+        if self.taking:
             return []
         for session in [name for name, due in self._unnotified().items() if now >= due]:
             waiting = self._waiting[session]
@@ -354,14 +354,9 @@ class Sessions:
         gone = ", ".join(map(str, sorted(self.departed)))
         return self.spoiled or (f"rank {gone} left the job" if gone else "")
 
-    @property
-    def taking(self) -> str:
-        """The session for which an incarnation number is on its way, empty for none."""
-        return self._taking
-
     def opened(self, event: ev.IncarnationTaken, now: float) -> list[Action]:
         """The number is there: the session is the job now."""
-        session, self._taking = self._taking, ""
+        session, self.taking = self.taking, ""
         waiting = self._waiting.pop(session)
         if all(node in self.unreachable for node, _ in waiting.ranks.values()):  # they ended meanwhile, or seem to
             return self._open_waiting(now)
@@ -391,7 +386,7 @@ class Sessions:
 
     def next_deadline(self) -> float | None:
         """When somebody has waited long enough."""
-        if self._taking:
+        if self.taking:
             return None  # which session gets the number is settled first
         times = [w.since + self._policy.connect_timeout_s for w in self._waiting.values()]
         times += self._unnotified().values()
@@ -404,7 +399,7 @@ class Sessions:
 
     def tick(self, now: float) -> list[Action]:
         """Refuses sessions that have waited too long; admits those that need not wait any more."""
-        if self._taking:
+        if self.taking:
             return []
         for waiting in self._waiting.values():
             waiting.late = waiting.late or now - waiting.since >= self._policy.outside_wait_s

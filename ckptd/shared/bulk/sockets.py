@@ -20,26 +20,21 @@ class Cancel:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
-        self._cancelled = False
+        self.cancelled = False
         self.final = False  # nothing is to be kept for a next time
 
     def cancel(self, *, final: bool = False) -> None:
         """From here on check raises."""
         with self._lock:
             self.final = self.final or final
-            self._cancelled = True
+            self.cancelled = True
             sockets = list(self._sockets)
         for watched in sockets:
             close_both_ways(watched)
 
-    @property
-    def cancelled(self) -> bool:
-        """Whether cancel was called."""
-        return self._cancelled
-
     def check(self) -> None:
         """Raises PeerError when it was cancelled."""
-        if self._cancelled:
+        if self.cancelled:
             raise PeerError("cancelled")
 
     @contextlib.contextmanager

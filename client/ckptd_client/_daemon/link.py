@@ -71,7 +71,7 @@ class Link:
         self._channel: Channel | None = None
         self._rank_file: RankFile | None = None
         self._holding = Claim(settings.arena, job, group.rank)
-        self._restartable = settings.autostart
+        self.is_restartable = settings.autostart  # whether clients start the next daemon
         self.rivals: set[object] = set()  # callers with priority that wait for the client's lock
         self.yields = False  # whether they may interrupt the current call
         self.staging: SaveId | None = None  # the caller's current save
@@ -174,7 +174,7 @@ class Link:
         if hurried and now < self._retry_at and not (self._was_absent and channel_listens(self._socket_path)):
             raise ConnectError("the daemon is gone and did not come back", hint=f"see {self.log_path}")
         try:
-            patience = min(deadline, now + _HURRIED_S) if hurried and not self._restartable else deadline
+            patience = min(deadline, now + _HURRIED_S) if hurried and not self.is_restartable else deadline
             retry_while_daemons_end(lambda: self._reattach(patience), patience)
         except PreemptedError:
             self._drop_channel()  # the attachment was not complete
@@ -205,11 +205,6 @@ class Link:
         """Whether the daemon ended and no other was found yet."""
         return self._channel is None or self._channel.lost
 
-    @property
-    def is_restartable(self) -> bool:
-        """Whether clients start the next daemon."""
-        return self._restartable
-
     def revive(self, deadline: float, unwanted: Callable[[], bool]) -> None:
         """The same as ensure for a background thread: a failure does not shorten the wait of the next save.
 
@@ -232,7 +227,7 @@ class Link:
 
     def _open_channel(self, deadline: float) -> None:
         self._channel = Channel(self._socket_path, self._on_push, self._give_way)
-        starts = starts_of(self.settings, here=self._restartable, again=self.attachments > 0)
+        starts = starts_of(self.settings, here=self.is_restartable, again=self.attachments > 0)
         try:
             log_of_new = reach(self._channel, self.settings.arena, starts, deadline)
         except CkptdError:
@@ -268,7 +263,7 @@ class Link:
         self.book.outlook.scheme, self.book.outlook.why_none = answer.scheme, why
         held = [*self.outbox.held, *self.unsealed, *([self.staging] if self.staging is not None else [])]
         self.book.orphan([news.save for news in answer.known], held)
-        self._restartable = self.settings.autostart and answer.client_started
+        self.is_restartable = self.settings.autostart and answer.client_started
         return answer.warnings
 
     def _drop_channel(self) -> None:

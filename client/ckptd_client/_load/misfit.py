@@ -48,7 +48,7 @@ def misfit(state: Any, flat: Flat, saves: Saves, known: Mapping[str, Path], wher
         converts = any(flat.in_stateful(path) and _conversion(name, here, saves) for name, path in paths)
         leave = f"leave {format_path(unsaved[0][0])} out of the state" if unsaved else ""
         lenient = LENIENT if all(difference.lacks for difference in differences) else ""
-        hint = all_of(hint_of([*missing], known, converts=converts), leave, lenient)
+        hint = "; or ".join(filter(None, (hint_of([*missing], known, converts=converts), leave, lenient)))
     return MismatchError(_listed([difference.text for difference in differences], where), hint=hint)
 
 
@@ -107,11 +107,6 @@ def _difference(name: str, here: dict[str, Any], saves: Saves) -> Difference | N
 def _shares_elements(tensor: torch.Tensor) -> bool:
     """Whether some elements of a tensor are the same memory, so that it cannot be filled."""
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-
-
-def all_of(*hints: str) -> str:
-    """Joins several hints, some of which may be empty."""
-    return "; or ".join(filter(None, hints))
 
 
 def hint_of(missing: Sequence[str], known: Collection[str], *, converts: bool) -> str:
