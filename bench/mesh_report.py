@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from rich.table import Table
 
 from bench import drawing
@@ -40,7 +39,7 @@ def draw(results: Sequence[MeshResult], path: Path) -> None:
     stages = list(dict.fromkeys(result.stage for result in results))
     if not stages:
         return
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    figure = drawing.figure(9, 3.4)
     left, right = figure.subplots(1, 2)
     ways = list(dict.fromkeys(result.way for result in results))
     for number, stage in enumerate(stages):

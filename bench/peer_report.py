@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
 from rich.table import Table
 
 from bench import drawing
@@ -100,7 +99,7 @@ def draw(peers: Sequence[PeerResult], path: Path) -> None:
     if not ran:
         return
     most = max(sum(peer.ranks == ranks for peer in ran) for ranks in counts)
-    figure = Figure(figsize=(7 * len(counts), 1.2 + 0.55 * most), layout="constrained")
+    figure = drawing.figure(7 * len(counts), 1.2 + 0.55 * most)
     for axes, ranks in zip(figure.subplots(1, len(counts), squeeze=False)[0], counts, strict=True):
         _draw_one(axes, [peer for peer in ran if peer.ranks == ranks])
         axes.set_title(_ranks(ranks), fontsize=10)

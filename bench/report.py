@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -108,7 +107,7 @@ def draw(report: Report, path: Path) -> None:
     """Draws the used part of each bar. Draws nothing if no row has a bar."""
     judged = [row for row in report.rows if row.bar is not None and row.value is not None]
     if judged:
-        figure = Figure(figsize=(8, max(3.0, 0.5 * len(judged) + 1)), layout="constrained")
+        figure = drawing.figure(8, max(3.0, 0.5 * len(judged) + 1))
         _draw_rows(figure.subplots(), judged)
         drawing.save(figure, path)
 

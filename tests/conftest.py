@@ -27,6 +27,7 @@ settings.register_profile(
     "long", max_examples=3000, stateful_step_count=80, deadline=None, suppress_health_check=_SLOW, print_blob=True
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+gc.disable()  # until all tests are collected: each collection of garbage looks at all that imports have made
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,3 +60,4 @@ def pytest_collection_finish(session):
         assert not alone, f"this pytest and this pytest-xdist do not keep groups together: {alone[:3]}"
     gc.collect()
     gc.freeze()
+    gc.enable()

@@ -3,6 +3,7 @@
 Each test says which, by the names that pip knows: pytestmark = pytest.mark.frameworks("megatron-core").
 """
 
+import functools
 import importlib.metadata
 import os
 import pathlib
@@ -12,7 +13,7 @@ import pytest
 from tests.cluster import Node
 from tests.frameworks.launch import on_ranks
 
-HERE = pathlib.Path(__file__).parent
+HERE = str(pathlib.Path(__file__).parent) + os.sep
 # A kill and a resume under three trainers, whose ways in differ most: the short form, FRAMEWORKS=short.
 SHORT = (
     "test_deepspeed.py::test_a_killed_training_goes_on_from_memory_and_then_by_stock_means[2]",
@@ -22,13 +23,13 @@ SHORT = (
 
 
 def pytest_collection_modifyitems(config, items):
+    ours = [item for item in items if str(item.path).startswith(HERE)]
     if os.environ.get("FRAMEWORKS") == "short":
-        wanted = [item for item in items if HERE not in item.path.parents or item.nodeid.endswith(SHORT)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
-        items[:] = wanted
-    for item in items:
-        if HERE not in item.path.parents:
-            continue
+        left_out = {item for item in ours if not item.nodeid.endswith(SHORT)}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+        ours = [item for item in ours if item not in left_out]
+    for item in ours:
         marker = item.get_closest_marker("frameworks")
         assert marker, f"{item.nodeid} does not say which frameworks it needs"
         missing = [name for name in marker.args if not _installed(name)]
@@ -36,6 +37,7 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=f"not installed: {', '.join(missing)} (make frameworks-test)"))
 
 
+@functools.cache
 def _installed(distribution):
     try:
         return bool(importlib.metadata.version(distribution))

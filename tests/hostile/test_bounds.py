@@ -1,5 +1,6 @@
 """Small files that once took gigabytes, minutes, or a traceback: each is refused at once, by name."""
 
+import functools
 import io
 import json
 import pickle
@@ -90,6 +91,7 @@ def test_calls_with_shared_tuples_are_refused(what):
 PRIME = (1 << 61) - 1
 
 
+@functools.cache
 def of_one_hash(count):
     return [PRIME * number for number in range(1, count + 1)]
 
@@ -220,8 +222,8 @@ VALUES = {
     "names a call": b"\x80\x02" + DAG + b")R.",
     "a key": b"\x80\x02}" + DAG + b"K\x01s.",
     "a persistent id": b"\x80\x02" + DAG + b"Q.",
-    "a set": b"\x80\x02cbuiltins\nset\n" + pickle.dumps(of_one_hash(60_000), 2)[2:-1] + b"\x85R.",
-    "a dict": keyed_pickle(of_one_hash(60_000)),
+    "a set": lambda: b"\x80\x02cbuiltins\nset\n" + pickle.dumps(of_one_hash(60_000), 2)[2:-1] + b"\x85R.",
+    "a dict": lambda: keyed_pickle(of_one_hash(60_000)),
     "zeros": b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x40\x85R.",
     "another code": b"\x80\x02c_codecs\nencode\nX\x00\x00\x01\x00"
     + b"a" * 65535
@@ -232,9 +234,10 @@ VALUES = {
 
 @pytest.mark.parametrize("name", VALUES)
 def test_a_value_whose_pickle_grows_is_refused(name, tmp_path):
+    value = VALUES[name]() if callable(VALUES[name]) else VALUES[name]
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as made:
-        made.writestr("archive/data.pkl", VALUES[name])
+        made.writestr("archive/data.pkl", value)
         made.writestr("archive/version", b"3\n")
     put_in(a_dcp_directory(tmp_path, lr=0.5), "lr", out.getvalue())
     bounded(lambda: load(tmp_path, {"lr": 0.0}), len(out.getvalue()), refused="")
