@@ -19,7 +19,7 @@ from tests import pythons
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
-NBYTES = 12 << 20
+NBYTES = 8 << 20
 _MREMAP_MAYMOVE, _MREMAP_DONTUNMAP, _MAP_FIXED = 1, 4, 0x10
 
 
