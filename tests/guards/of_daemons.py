@@ -1,8 +1,10 @@
 """Guards of one daemon: its life, its stores, its keys, its memory, and what it forgets."""
 
+from tests.guards.guard import FAULTS
 from tests.guards.guard import fault_guard as _row
 
 _COORDINATOR = "ckptd/core/coordinator/"
+_NODE = "ckptd/core/node/"
 _CLIENT = "client/ckptd_client/"
 _DAEMON = "ckptd/daemon/"
 
@@ -89,6 +91,11 @@ _STORES = (
         "polite_kill.py::test_a_store_that_is_away_does_not_hold_it_beyond_its_time",
     ),
     _row(
+        "a-directory-that-hangs-is-waited-for-once", f"{_DAEMON}publishing.py",
+        "self._slow.add(job)", "pass",
+        "hung_store.py::test_saves_are_durable_though_their_trainers_directory_hangs",
+    ),
+    _row(
         "a-load-says-that-the-store-is-silent", f"{_COORDINATOR}restores.py",
         'self._round.notes.append(f"the store did not answer: {event.problem}")', "pass",
         "hung_store.py::test_load_from_memory_needs_no_store_and_says_what_it_did_without",
@@ -121,6 +128,12 @@ _STORES = (
         "forwarding_store.py::test_threads_that_read_one_file_all_get_its_bytes",
         "forwarding_store.py::test_what_verify_calls_whole_is_read[load]",
         "forwarding_store.py::test_doctor_reads_back_as_a_restore_does",
+    ),
+    _row(
+        "the-fuse-store-opens-with-o-direct", f"{FAULTS}mounts.py",
+        "fi.fh = self._opened(path, fi.flags & ~os.O_CREAT)",
+        "fi.fh = self._opened(path, fi.flags & ~os.O_CREAT & ~os.O_DIRECT)",
+        "forwarding_store.py::test_the_store_does_what_it_is_there_for",
     ),
     _row(
         "doctor-reads-what-it-wrote", "ckptd/doctor/rules.py",
@@ -171,12 +184,146 @@ _KEYS = (
     ),
 )  # fmt: skip
 
+_MEMORY = (
+    _row(
+        "a-first-save-waits-for-its-memory", f"{_CLIENT}_daemon/link.py",
+        "until = max(deadline, self._allocated_by) if self.allocating else deadline", "until = deadline",
+        "slow_memory.py::test_the_first_save_waits_for_slots_that_are_on_their_way",
+        "slow_memory.py::test_a_state_that_grew_waits_for_its_larger_slots",
+    ),
+    _row(
+        "slow-memory-is-named", f"{_CLIENT}_save/saving.py",
+        "if not self._staging.link.all_granted:", "if False:",
+        "slow_memory.py::test_a_second_save_that_finds_no_slot_says_that_its_memory_is_on_its_way",
+        "slow_memory.py::test_memory_that_takes_too_long_is_named_as_the_reason",
+    ),
+    _row(
+        "first-slots-come-first", f"{_DAEMON}action_executor.py",
+        "self._allocating.run(number, lambda:", "self._allocating.run(0, lambda:",
+        "slow_memory.py::test_a_first_slot_is_made_before_the_second_ones_of_others",
+    ),
+    _row(
+        "slots-that-hold-a-save-are-not-coming", f"{_NODE}slots.py",
+        "return self._per_rank - sum(slot.save is not None for slot in self.of_rank(rank))",
+        "return self._per_rank + 1",
+        "slow_memory.py::test_slots_that_hold_checkpoints_are_no_memory_that_comes",
+    ),
+    _row(
+        "a-daemon-that-ended-gives-no-slot", f"{_CLIENT}_daemon/link.py",
+        "                if self._channel is not None and self._channel.lost:\n", "                if False:\n",
+        "slow_memory.py::test_a_daemon_that_ends_meanwhile_is_seen_at_once",
+    ),
+    _row(
+        "memory-is-reserved", "ckptd/arena/arena.py",
+        "            if need <= min(have, own):\n", "            if True:\n",
+        "small_shm.py::test_prepare_refuses_with_the_numbers_and_the_setting",
+        "small_shm.py::test_a_save_that_does_not_fit_fails_its_handle_and_training_goes_on",
+        "small_shm.py::test_a_state_that_outgrows_the_memory_leaves_the_last_checkpoint_alone",
+        "small_shm.py::test_two_ranks_that_fit_only_one_by_one_are_reported_and_none_dies",
+    ),
+    _row(
+        "small-slots-stay-until-the-larger-fit", f"{_NODE}slots.py",
+        "return [AllocateSlots(job=self._job, rank=rank, count=missing, capacity=capacity, instead=instead)]",
+        "return [*self.give_way(rank), AllocateSlots(job=self._job, rank=rank, count=missing, capacity=capacity)]",
+        "small_shm.py::test_sizes_that_fitted_before_a_state_that_was_too_large_fit_again"
+        "[1-others take what is free]",
+    ),
+    _row(
+        "slots-have-their-pages", "ckptd/arena/slot_memory.py",
+        "os.posix_fallocate(", "os.ftruncate and len(",
+        "small_shm.py::test_memory_that_others_take_after_the_slots_were_made_harms_no_save",
+    ),
+    _row(
+        "pages-are-kept-for-small-files", "ckptd/shared/files/spare_pages.py",
+        "if error.errno not in _FULL or not _give(arena):", "if True:",
+        "full_shm.py::test_ranks_come_back_to_what_lies_in_a_full_memory[lives-1]",
+        "full_shm.py::test_a_memory_that_fills_while_ranks_live_does_not_keep_a_second_job_out",
+        "full_shm.py::test_a_daemon_that_clients_start_serves_a_full_memory",
+        "full_shm.py::test_a_process_that_takes_each_page_that_is_freed_keeps_no_rank_out",
+    ),
+    _row(
+        "a-full-memory-says-what-to-free", "ckptd/shared/files/spare_pages.py",
+        "        if error.errno not in (*_FULL, errno.EFBIG):\n", "        if True:\n",
+        "full_shm.py::test_a_node_with_nothing_but_a_full_memory_loads_from_the_store_or_says_what_to_free",
+        "full_shm.py::test_a_daemon_that_finds_no_page_says_so_in_one_line",
+        "full_shm.py::test_a_memory_without_a_file_left_is_reported_as_such",
+    ),
+    _row(
+        "a-drained-slot-is-closed", "ckptd/store/drain.py",
+        "        self._map.close()\n        os.close(self._fd)\n", "        self._map.close()\n",
+        "growth.py::test_saves_leave_neither_memory_nor_descriptors_behind",
+    ),
+    _row(
+        "a-load-has-memory-made", f"{_CLIENT}_save/preparing.py",
+        "            staging.ask_slots(plan.capacity(values.plain.nbytes), deadline)\n        except Exception",
+        "            del deadline\n        except Exception",
+        "slow_memory.py::test_a_load_has_slow_memory_made_before_the_first_save",
+    ),
+)  # fmt: skip
+
 _FORGOTTEN = (
+    _row(
+        "stop-says-what-stays", "ckptd/cli/stop.py",
+        "        click.echo(_sentence(one))\n", "        pass\n",
+        "stop_and_forget.py::test_stop_ends_the_daemon_and_says_what_stays_in_memory",
+        "stop_and_forget.py::test_a_daemon_that_is_killed_while_it_stops_is_not_waited_for",
+    ),
+    _row(
+        "stop-says-whether-it-waited", "ckptd/cli/stop.py",
+        '"stopped": wait, ', '"stopped": True, ',
+        "stop_and_forget.py::test_stop_with_wait_returns_when_the_drain_that_runs_is_done",
+    ),
+    _row(
+        "stop-names-what-is-not-known", "ckptd/cli/stop.py",
+        "durable=newest.milestone == Milestone.DURABLE if job.store_seen else None,",
+        "durable=newest.milestone == Milestone.DURABLE,",
+        "stop_and_forget.py::test_stop_does_not_call_a_step_not_durable_while_the_store_has_not_answered",
+    ),
+    _row(
+        "forget-frees-slots", "ckptd/core/jobs.py",
+        "slots = [UnlinkSlot(job=key, slot=slot.name) for slot in job.node.slots]", "slots = list[Action]()",
+        "stop_and_forget.py::test_forget_frees_a_dead_job_and_says_how_much",
+    ),
+    _row(
+        "forget-keeps-what-nothing-else-has", "ckptd/core/jobs.py",
+        "        if lost and not force:\n", "        if False:\n",
+        "stop_and_forget.py::test_forget_keeps_what_nothing_else_has_unless_forced",
+    ),
+    _row(
+        "forget-looks-at-the-store", f"{_DAEMON}forget.py",
+        "if scan is None:", "if True:",
+        "stop_and_forget.py::test_forget_looks_at_the_store_before_it_gives_up_what_was_durable[emptied]",
+    ),
+    _row(
+        "forget-names-the-jobs-there-are", "ckptd/cli/forget.py",
+        'known = ", ".join(sorted({job.job for job in status.jobs})) or "none"', 'known = "none"',
+        "stop_and_forget.py::test_forget_of_an_unknown_job_names_those_there_are",
+    ),
+    _row(
+        "latest-follows", "ckptd/store/posix/commit.py",
+        "if current is None or current < place.save:", "if current is None:",
+        "while_draining.py::test_latest_and_the_last_durable_checkpoint_stay_while_a_newer_one_is_in_flight",
+    ),
+    _row(
+        "what-dead-ranks-saved-is-drained", f"{_COORDINATOR}drains.py",
+        "        return [*actions, *self._begin_drain(chosen, now)]\n", "        return actions\n",
+        "while_draining.py::test_a_rank_that_is_killed_as_soon_as_save_returned_has_its_checkpoint_made_durable",
+    ),
+    _row(
+        "loads-look-into-memory", f"{_COORDINATOR}locations.py",
+        "return {r.save for r in records if r.held and (r.staged or r.save in pieced)}", "return set[SaveId]()",
+        "while_draining.py::test_a_load_right_after_a_save_gets_that_save",
+    ),
     _row(
         "forget-refuses-while-ranks-live", "ckptd/core/jobs.py",
         "if live or job.coordinator.sessions.wanted:", "if False:",
         "stop_and_forget.py::test_forget_refuses_while_a_rank_lives",
     ),
+    _row(
+        "a-file-names-its-save", "client/ckptd_client/_save/slot_writer.py",
+        "for start, header in plan.image.patched_headers(save):", "for start, header in list[tuple[int, bytes]]():",
+        "while_draining.py::test_steps_saved_faster_than_they_drain_each_hold_their_own_bytes",
+    ),
 )  # fmt: skip
 
-ROWS = (*_DAEMONS, *_STORES, *_KEYS, *_FORGOTTEN)  # fmt: skip
+ROWS = (*_DAEMONS, *_STORES, *_KEYS, *_MEMORY, *_FORGOTTEN)  # fmt: skip

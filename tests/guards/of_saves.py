@@ -6,6 +6,7 @@ from tests.guards.guard import fault_guard as _row
 _COORDINATOR = "ckptd/core/coordinator/"
 _NODE = "ckptd/core/node/"
 _CLIENT = "client/ckptd_client/"
+_DAEMON = "ckptd/daemon/"
 
 _BYTES = (
     _row(
@@ -154,13 +155,60 @@ _SAVES = (
 
 _RANKS = (
     _row(
+        "a-dead-rank-ends-its-saves", f"{_COORDINATOR}coordinator.py",
+        "actions += self.saves.rank_gone(left, self.sessions.incarnation)", "pass",
+        "rank_death.py::test_the_other_ranks_learn_that_the_save_cannot_complete[False]",
+    ),
+    _row(
+        "a-second-start-waits", f"{_COORDINATOR}sessions.py",
+        "if heard and (waiting.takeover or not self.processes.others(session)):", "if heard:",
+        "rank_death.py::test_a_second_start_waits_then_names_who_still_runs_and_disturbs_none",
+    ),
+    _row(
+        "replaced-ranks-are-refused", f"{_NODE}node.py",
+        "event.session and not self.ranks.is_in(event):", "event.session and False:",
+        "rank_death.py::test_takeover_replaces_old_ranks_which_then_harm_nothing",
+    ),
+    _row(
+        "the-newest-is-of-the-newest-incarnation", f"{_COORDINATOR}restores.py",
+        "key=lambda save: save.listed, reverse=True", "key=lambda save: save.step, reverse=True",
+        "rank_death.py::test_a_restart_from_an_older_step_saves_the_same_steps_again",
+    ),
+    _row(
+        "ranks-agree-on-the-step", f"{_COORDINATOR}saves.py",
+        "        if clash is not None:\n", "        if False:\n",
+        "rank_death.py::test_ranks_that_save_different_steps_fail_and_the_next_save_is_whole",
+    ),
+    _row(
+        "a-save-waits-only-so-long", f"{_COORDINATOR}saves.py",
+        "if now - record.since >= self._policy.stage_timeout_s:", "if False:",
+        "rank_death.py::test_a_rank_that_never_saves_ends_the_wait_of_the_others",
+    ),
+    _row(
+        "a-read-takes-only-so-long", f"{_COORDINATOR}restores.py",
+        "return r.ordered + self._policy.read_timeout_s", "return r.ordered + 600 * self._policy.read_timeout_s",
+        "rank_death.py::test_a_rank_that_hangs_in_its_read_ends_the_load_of_the_others",
+    ),
+    _row(
         "a-dead-rank-holds-no-slot", f"{_NODE}node.py",
         "return [*self.ranks.drop(event.rank, event.session), *reports]", "return [*reports]",
         "rank_death.py::test_a_segment_cut_off_by_a_kill_is_never_offered_and_its_slot_is_free_again",
     ),
+    _row(
+        "a-dropped-channel-is-closed", f"{_CLIENT}_daemon/channel.py",
+        "weakref.finalize(self, _close, self._socket, self._monitor, self._context, os.getpid())",
+        "weakref.finalize(self, int)",
+        "dropped_client.py::test_a_client_that_is_dropped_without_close_holds_none_up",
+    ),
 )  # fmt: skip
 
 _MISSING = (
+    _row(
+        "ranks-learn-who-does-not-save", f"{_COORDINATOR}missing_ranks.py",
+        "record.reason = said.text", "str(said.text)",
+        "missing_ranks.py::test_silence_of_five_seconds_is_ended_on_stderr_and_in_the_status[save]",
+        "missing_ranks.py::test_a_wait_that_ends_too_early_says_whom_it_waited_for",
+    ),
     _row(
         "the-next-save-ends-the-silence", f"{_COORDINATOR}missing_ranks.py",
         "*(since + SAVED_AGAIN_S for since in later)", "",
@@ -197,4 +245,28 @@ _MISSING = (
     ),
 )  # fmt: skip
 
-ROWS = (*_BYTES, *_BUDGETS, *_SAVES, *_RANKS, *_MISSING)  # fmt: skip
+_PUBLISHED = (
+    _row(
+        "the-next-daemon-publishes-what-is-left", f"{_DAEMON}publishing.py",
+        "self._ask(job, self._publications.due(job))", "del job",
+        "publish.py::test_a_daemon_that_dies_while_it_publishes[publish.before-pointer]",
+    ),
+    _row(
+        "a-publication-without-a-place-is-reported", "ckptd/store/posix/publish.py",
+        "notes.append(_unknown(os.path.join(job_dir(key), name), why))", "del why",
+        "publish.py::test_a_publication_whose_arena_was_lost_is_reported_and_made_by_hand",
+    ),
+    _row(
+        "a-commit-has-the-intents", f"{_DAEMON}publishing.py",
+        "return self._publications.from_on(job, save)", "return []",
+        "publish.py::test_a_trainer_that_dies_before_the_drain_ends",
+    ),
+    _row(
+        "a-rank-that-cannot-save-tells-the-others", f"{_CLIENT}_save/staging.py",
+        "self.note_failure(handle, error, deadline=deadline if mine else None)",
+        "self.note_failure(handle, error, deadline=None)",
+        "publish.py::test_what_one_rank_cannot_pickle_ends_the_save_on_all_at_once",
+    ),
+)  # fmt: skip
+
+ROWS = (*_BYTES, *_BUDGETS, *_SAVES, *_RANKS, *_MISSING, *_PUBLISHED)  # fmt: skip

@@ -48,6 +48,10 @@ def copy(into: str) -> str:
     return path
 
 
+class RowError(Exception):
+    """The row is not in step with the tree."""
+
+
 @contextlib.contextmanager
 def removed(tree: str, guard: Guard) -> Iterator[None]:
     """The copy without the guard, for a while."""
@@ -56,7 +60,7 @@ def removed(tree: str, guard: Guard) -> Iterator[None]:
             path = os.path.join(tree, file)
             before = _read(path)
             if before.count(text) != 1:
-                raise SystemExit(f"guard {guard.name}: its text stands {before.count(text)} times in {file}")
+                raise RowError(f"its text stands {before.count(text)} times in {file}: change the row: {text}")
             stack.callback(_write, path, before)
             _write(path, before.replace(text, instead))
         yield
@@ -82,6 +86,9 @@ def play(tree: str, guard: Guard) -> list[str]:
         problems = [problem for test in guard.tests if (problem := _judge(test, failures))]
         if problems:
             problems.append(f"pytest {'ended' if ended else 'was stopped'}:\n{output[-_LAST_CHARS:]}")
+    except RowError as error:
+        return [str(error)]
+    else:
         return problems
     finally:
         shutil.rmtree(folder, ignore_errors=True)
