@@ -140,7 +140,7 @@ def test_a_daemon_that_is_killed_in_between_is_notified_again(node: Node):
         in_steps(ranks)
         node.kill()
         os.kill(ranks[1].pid, signal.SIGTERM)
-        time.sleep(1.0)
+        time.sleep(4.0)  # longer than a request waits for its answer
         node.start()
         same_step(ranks, node.store)
 

@@ -2,6 +2,7 @@
 
 from tests.guards.guard import fault_guard as _row
 
+_COORDINATOR = "ckptd/core/coordinator/"
 _CLIENT = "client/ckptd_client/"
 _DAEMON = "ckptd/daemon/"
 
@@ -32,6 +33,30 @@ _ENDS = (
         "other-nodes-stay-for-the-newest", "ckptd/core/last_drain.py",
         "return not self._safe and (reachable or self._node.drain.at_work)", "return False",
         "polite_kill.py::test_daemons_of_several_nodes_stay_until_all_of_it_is_there[b]",
+    ),
+    _row(
+        "a-signal-is-noted", f"{_CLIENT}_preempt/signals.py",
+        "listener.received = listener.received or signal.Signals(number).name", "pass",
+        "preempted.py::test_a_signal_to_any_rank_has_all_save_at_one_step[whom0-15]",
+    ),
+    _row(
+        "every-node-gets-the-step", "ckptd/core/preemption.py",
+        "orders: list[Action] = [self._order(name) for name in sorted(self._asked)]",
+        "orders: list[Action] = [self._order(self._node)]",
+        "preempted.py::test_on_several_nodes_all_save_at_one_step[0]",
+    ),
+    _row(
+        "a-signal-is-reported-again", f"{_CLIENT}_preempt/preemption.py",
+        "or (self._sent_at is not None and now < self._sent_at + _AGAIN_S)", "or self._sent_at is not None",
+        "preempted.py::test_a_daemon_that_is_killed_in_between_is_notified_again",
+    ).beside(
+        f"{_CLIENT}_preempt/requests.py", "self._no_answer(request.what, error))\n            return False",
+        "self._no_answer(request.what, error))\n            return True",
+    ),
+    _row(
+        "processes-that-live-are-a-session", "ckptd/core/preemption.py",
+        "session = sessions.living\n", "session = sessions.session\n",
+        "preempted.py::test_a_daemon_to_which_no_rank_has_come_back_yet_notifies_them_all_the_same",
     ),
     _row(
         "a-drain-has-ranks-save", f"{_DAEMON}loop.py",
