@@ -82,6 +82,7 @@ def umask() -> int:
 def serve(listener: socket.socket, life: int) -> None:
     """Forks until whoever started it is gone."""
     paths = [path for path in sys.path if path not in os.environ["PYTHONPATH"].split(os.pathsep)]
+    folder = os.path.dirname(listener.getsockname())
     ends: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> process
     fds: dict[int, int] = {}  # connection -> pidfd
     poll = select.poll()
@@ -95,7 +96,7 @@ def serve(listener: socket.socket, life: int) -> None:
                 conn, _ = listener.accept()
                 pid = os.fork()
                 if pid == 0:
-                    _become(conn, paths)
+                    _become(conn, paths, folder)
                 pidfd = os.pidfd_open(pid)
                 ends[pidfd], fds[conn.fileno()] = (pid, conn), pidfd
                 poll.register(pidfd, select.POLLIN)
@@ -122,7 +123,7 @@ def _send(conn: socket.socket, data: bytes) -> None:
 # --- over there
 
 
-def _become(conn: socket.socket, paths: list[str]) -> NoReturn:
+def _become(conn: socket.socket, paths: list[str], folder: str) -> NoReturn:
     """The process that was asked for, down to its end."""
     status = 1
     try:
@@ -140,12 +141,21 @@ def _become(conn: socket.socket, paths: list[str]) -> NoReturn:
         _show_argv(request["argv"])
         _open_streams(unbuffered=command.unbuffered or bool(os.environ.get("PYTHONUNBUFFERED")))
         _reset(command, paths)
+        _adopt(request.get("parent"), command, folder)
         status = _status_of(command)
         status = _finish(status)
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+def _adopt(parent: int | None, command: Command, folder: str) -> None:
+    """Its parent is whoever asked for it, with whom it ends; and what a daemon or a command starts is forked as well."""
+    if parent is not None:
+        os.getppid = lambda: parent
+    if command.kind == "-m" and command.what == "ckptd":
+        importlib.import_module("tests.pythons").forked_by(folder)
 
 
 def _receive(conn: socket.socket) -> tuple[dict[str, Any], list[int]]:

@@ -1,6 +1,6 @@
-"""What a launcher starts in place of an interpreter: has the server fork one, and is as alive as that is.
+"""What a program starts in place of an interpreter: has a server fork one, and is as alive as that is.
 
-tests/pythons.py writes it below the server's socket, with a first line that makes it a program.
+tests/pythons.py writes it beside the servers' sockets, with a first line that makes it a program.
 """
 
 import json
@@ -23,7 +23,7 @@ def main() -> None:
     request = {"argv": argv, "env": dict(os.environ), "cwd": os.getcwd(), "session": False, "umask": mask, "fds": fds}
     data = json.dumps(request).encode()
     conn = socket.socket(socket.AF_UNIX)
-    conn.connect(os.path.join(os.path.dirname(__file__), "torch"))
+    conn.connect(os.path.join(os.path.dirname(__file__), _kind()))
     socket.send_fds(conn, [struct.pack("<I", len(data))], fds)
     conn.sendall(data)
     (pid,) = struct.unpack("<I", conn.recv(4, socket.MSG_WAITALL))
@@ -41,6 +41,13 @@ def main() -> None:
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _kind() -> str:
+    """Of the server: the daemon's side has no torch."""
+    words = iter(sys.argv[1:])
+    module = next((next(words, "") for word in words if word == "-m"), "")
+    return "plain" if module.split(".")[0] == "ckptd" else "torch"
 
 
 def _is_inherited(fd: int) -> bool:

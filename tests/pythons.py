@@ -28,7 +28,9 @@ _MPIEXEC, _TORCHRUN = "mpiexec", "torch.distributed.run"
 _MODULES = {
     "plain": (
         "ckptd.cli", "ckptd.cli.run", "ckptd.cli.status", "ckptd.cli.drain", "ckptd.cli.listing", "ckptd.cli.verify",
-        "ckptd.daemon.serving", "rich.console", "rich.table",
+        "ckptd.daemon.serving", "ckptd.store.drain", "ckptd.store.opening", "ckptd.store.other_jobs",
+        "ckptd.store.parity", "ckptd.doctor.rules", "concurrent.futures.thread", "rich.console", "rich.table",
+        "tests.pythons",
     ),
     "torch": (
         "torch", "torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp",
@@ -65,9 +67,13 @@ class _Servers:
                 atexit.register(self._forget, self._owner, self._folder)
         return self._folder
 
+    def belong_to(self, folder: str) -> None:
+        """This process was forked by a server whose socket is in this folder: it asks the same ones."""
+        self._owner, self._lives, self._folder = os.getpid(), {}, folder
+
     def shim(self) -> str:
-        """The path of a program that takes an interpreter's arguments, and has the server with torch fork it."""
-        folder = os.path.dirname(self._socket("torch"))
+        """The path of a program that takes an interpreter's arguments, and has a server fork it."""
+        folder = os.path.dirname([self._socket(kind) for kind in _MODULES][0])
         path = os.path.join(folder, "python")
         if not os.path.exists(path):
             with open(os.path.join(os.path.dirname(__file__), "python_shim.py"), encoding="utf-8") as file:
@@ -129,6 +135,12 @@ class _Servers:
 _servers = _Servers()
 
 
+def forked_by(folder: str) -> None:
+    """What a daemon or a command starts is forked as well, by the servers whose sockets are in this folder."""
+    _servers.belong_to(folder)
+    subprocess.Popen = Popen  # type: ignore[misc]
+
+
 def shim() -> str:
     """What a launcher is given in place of sys.executable, so that its ranks are forked too."""
     return _servers.shim()
@@ -177,7 +189,7 @@ class Popen(subprocess.Popen[Any]):
             environ["PYTHON_EXEC"] = shim()
         request = {
             "argv": words, "env": environ, "cwd": os.path.abspath(os.fsdecode(cwd or ".")), "session": session,
-            "umask": umask(), "fds": [0, 1, 2, *pass_fds],
+            "umask": umask(), "fds": [0, 1, 2, *pass_fds], "parent": os.getpid(),
         }  # fmt: skip
         self.pid, self._conn = _servers.ask(_kind_of(command), request, [*streams, *pass_fds])
         self._child_created = True

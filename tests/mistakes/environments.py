@@ -104,12 +104,13 @@ python spawn.py""",
     Mistake(
         name="spawned-ranks-without-a-group",
         typed="""$ cat > spawn.py <<'END'
-import torch, ckptd_client
+import time, torch, ckptd_client
 import torch.multiprocessing as mp
 
 def work(rank):
     client = ckptd_client.connect("first", connect_timeout_s=5)
     client.save({"model": torch.nn.Linear(4, 4)}, 1).wait("staged", 5)
+    time.sleep(6)  # trains on
 
 if __name__ == "__main__":
     mp.spawn(work, nprocs=2)

@@ -44,6 +44,8 @@ class Mistake:
     environ: dict[str, str | None] = field(default_factory=dict)
     user: bool = False
     """Whether root is made to heed the modes of files, as an ordinary user must."""
+    own_processes: bool = False
+    """Whether what it starts must be children of it, and have its limits: no daemon of it is forked by the tests."""
     needs_root: bool = False
     waits_for: str = ""
     """The item of work that has still to be done for it."""

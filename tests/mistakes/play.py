@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
-from tests import forks
+from tests import forks, pythons
 from tests.cluster import wait_for
 from tests.mistakes.mistake import PREAMBLE, Mistake
 from tests.mistakes.world import World
@@ -90,11 +90,12 @@ def _python(mistake: Mistake, world: World) -> tuple[tuple[int | None, ...], flo
         file.write(PREAMBLE + world.filled(mistake.typed))
     shared = _launched(mistake.ranks) if mistake.ranks > 1 else {}
     begun = []
+    interpreter = sys.executable if mistake.user or mistake.own_processes else pythons.shim()
     for rank in range(mistake.ranks):
         node = rank * mistake.nodes // mistake.ranks
         variables = world.environ(node, {**shared, **({"RANK": str(rank)} if shared else {}), **mistake.environ})
         with _starting:
-            begun.append(forks.start(_run, variables, _log(world, rank), world.home, mistake.user))
+            begun.append(forks.start(_run, variables, _log(world, rank), world.home, mistake.user, interpreter))
     wait_for(lambda: all(os.path.exists(_log(world, rank)) for rank in range(mistake.ranks)), _BEGIN_S)
     began = time.monotonic()
     exits = tuple(_exit_of(process, began + mistake.within_s) for process in begun)
@@ -138,7 +139,7 @@ def _kill_session(session: int) -> None:
                 os.kill(int(name), signal.SIGKILL)
 
 
-def _run(variables: dict[str, str], log: str, home: str, user: bool) -> None:
+def _run(variables: dict[str, str], log: str, home: str, user: bool, interpreter: str) -> None:
     """In a forked process that has torch already: as `python train.py` from here on, down to its end."""
     os.setsid()
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -153,6 +154,7 @@ def _run(variables: dict[str, str], log: str, home: str, user: bool) -> None:
         _drop_roots_rights()
     warnings.resetwarnings()
     warnings.simplefilter("default")
+    sys.executable = interpreter
     sys.argv = ["train.py"]
     sys.path.insert(0, home)
     status = _status_of_script()

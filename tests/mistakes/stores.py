@@ -141,6 +141,7 @@ with connect("first") as client:
         cause="[Ff]ile (size|too large)|RLIMIT_FSIZE",
         place="step 1|rank 0",
         hint="ulimit -f|limit",
+        own_processes=True,
     ),
     Mistake(
         name="store-removed-while-training",

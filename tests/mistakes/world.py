@@ -24,12 +24,11 @@ _CKPTD = """#!/bin/sh
 exec {fork} -P -m ckptd "$@"
 """
 # Not from the status: a daemon that was stopped cannot give it.
-_DAEMON_PID = """#!/bin/sh
-for file in $(grep -lsz "^CKPTD_ARENA=$CKPTD_ARENA$" /proc/[0-9]*/environ); do
-    process=${file%/environ}
-    grep -qsz '^run$' $process/cmdline && echo ${process#/proc/}
-done
-true
+_DAEMON_PID = """#!{python}
+import os
+from ckptd.shared.files.locks import holder
+from ckptd.shared.format.arena_paths import LOCK
+print(holder(os.path.join(os.environ["CKPTD_ARENA"], LOCK)) or "")
 """
 
 
