@@ -36,6 +36,10 @@ STATUS = struct.Struct("<i")
 MOST_FDS = 64
 _ABOVE = 512  # no descriptor that a test hands over has a number from here on
 EXECUTABLE = "TESTS_PYTHON"  # the variable of what the process is to take for its interpreter
+_PROGRAMS = (
+    "ckptd.store.worker",
+    "ckptd.doctor.probe_store",
+)  # imported for what they import; python -m runs them again
 _READS_ENVIRONMENT = "ckptd.system.failpoints"  # when it is imported
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
@@ -269,6 +273,8 @@ def main() -> None:
     listener, life = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     for name in sys.argv[4:]:
         importlib.import_module(name)
+    for name in _PROGRAMS:
+        sys.modules.pop(name, None)
     assert len(os.listdir("/proc/self/task")) == 1, "a thread is not forked"
     for finalizer in list(weakref.finalize._registry):
         finalizer.atexit = False  # torch's dispatcher taken to pieces is most of what an end costs

@@ -28,8 +28,7 @@ _MPIEXEC, _TORCHRUN = "mpiexec", "torch.distributed.run"
 _MODULES = {
     "plain": (
         "ckptd.cli", "ckptd.cli.run", "ckptd.cli.status", "ckptd.cli.drain", "ckptd.cli.listing", "ckptd.cli.verify",
-        "ckptd.daemon.serving", "ckptd.store.drain", "ckptd.store.opening", "ckptd.store.other_jobs",
-        "ckptd.store.parity", "ckptd.doctor.rules", "concurrent.futures.thread", "rich.console", "rich.table",
+        "ckptd.daemon.serving", "ckptd.store.worker", "ckptd.doctor.probe_store", "rich.console", "rich.table",
         "tests.pythons",
     ),
     "torch": (
