@@ -155,7 +155,7 @@ def _become(conn: socket.socket, paths: list[str], folder: str) -> NoReturn:
 
 
 def _adopt(parent: int | None, command: Command, folder: str) -> None:
-    """Its parent is whoever asked for it, with whom it ends; and what a daemon or a command starts is forked as well."""
+    """Its parent is whoever asked for it, with whom it ends; what a daemon or a command starts is forked as well."""
     if parent is not None:
         os.getppid = lambda: parent
     if command.kind == "-m" and command.what == "ckptd":

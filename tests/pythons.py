@@ -72,8 +72,8 @@ class _Servers:
 
     def shim(self) -> str:
         """The path of a program that takes an interpreter's arguments, and has a server fork it."""
-        folder = os.path.dirname([self._socket(kind) for kind in _MODULES][0])
-        path = os.path.join(folder, "python")
+        for kind in _MODULES:
+            path = os.path.join(os.path.dirname(self._socket(kind)), "python")
         if not os.path.exists(path):
             with open(os.path.join(os.path.dirname(__file__), "python_shim.py"), encoding="utf-8") as file:
                 text = file.read()
