@@ -52,13 +52,14 @@ class Liveness:
         for path in _rank_files(directory):
             if path in self._ranks:
                 continue
+            complete = _is_complete(path)  # before the lock is looked at: its writer locks it, then writes
             pid = locks.holder(path)
             record = _read(path)
             if record is not None and pid is not None:
                 rank = LiveRank(record.job, record.rank, record.session, pid, record.host, path)
                 self._watch(rank)
                 live.append(rank)
-            elif pid is None and _is_complete(path):
+            elif pid is None and complete:
                 _remove(path)
                 dead += [record] if record is not None else []
         return live, dead
@@ -142,4 +143,7 @@ def _read(path: str) -> RankRecord | None:
 
 def _is_complete(path: str) -> bool:
     """Whether its writer got as far as writing it: an empty file may be about to be locked."""
-    return os.path.exists(path) and os.path.getsize(path) > 0
+    try:
+        return os.path.getsize(path) > 0
+    except FileNotFoundError:
+        return False
