@@ -16,12 +16,12 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import ckptd_client
 from ckptd_client import SaveFailedError
 from ckptd_client.dcp import CkptdReader
+from tests.interop.shards import cpu_mesh
 
 JOB = "apart"
 ROWS = 64
@@ -33,7 +33,7 @@ def mesh_of(layout):
     """Lines by columns. crossed: the same shape, and yet each rank has other rows."""
     ranks = dist.get_world_size()
     lines = 2 if ranks > 1 else 1
-    mesh = init_device_mesh("cpu", (lines, ranks // lines))
+    mesh = cpu_mesh((lines, ranks // lines))
     return mesh, [Shard(0), Replicate()] if layout == "crossed" else [Replicate(), Shard(0)]
 
 
@@ -52,7 +52,7 @@ def numbers():
 
 def state_of(layout, replica=0.0, line=0.0):
     mesh, placements = mesh_of(layout)
-    flat = init_device_mesh("cpu", (dist.get_world_size(),))
+    flat = cpu_mesh((dist.get_world_size(),))
     sharded = layout in {"sharded", "crossed"}
     plain = numbers() + APART * replica
     return {

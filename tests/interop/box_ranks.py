@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
@@ -27,6 +26,7 @@ from ckptd_client.dcp import CkptdReader, CkptdSavePlanner, CkptdStager, CkptdWr
 from ckptd_client.dcp._boxes import Boxes
 from tests.interop.mesh_ranks import Trainer, check
 from tests.interop.ranks import flat
+from tests.interop.shards import cpu_mesh
 
 JOB, STAGED = "boxes", "boxes-staged"
 COLUMNS = torch.arange(80.0).view(5, 16)
@@ -43,7 +43,7 @@ def wrapped(fill):
     """A DTensor over torch's LocalShardsWrapper."""
     parts = columns(fill)
     local = LocalShardsWrapper([part for _, part in parts], [offsets for offsets, _ in parts])
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = cpu_mesh((dist.get_world_size(),))
     meta = TensorMeta(COLUMNS.shape, COLUMNS.stride(), COLUMNS.dtype)
     return DTensor(local, DTensorSpec(mesh, (Shard(1),), tensor_meta=meta), requires_grad=False)
 

@@ -20,7 +20,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -28,6 +27,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import ckptd_client
 from ckptd_client.dcp import CkptdReader, CkptdStager, CkptdWriter
 from tests.interop.ranks import Trainer, check, flat, is_tensor, whole
+from tests.interop.shards import cpu_mesh
 
 TENSOR_PARALLEL = ("tp", "fsdp_tp")
 
@@ -52,7 +52,7 @@ class Parallel:
         self.model = Wide()
         ranks = dist.get_world_size()
         shape, names = ((2, ranks // 2), ("dp", "tp")) if layout == "fsdp_tp" else ((ranks,), ("tp",))
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        mesh = cpu_mesh(shape, names)
         parallelize_module(self.model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
         if layout == "fsdp_tp":
             fully_shard(self.model, mesh=mesh["dp"])
@@ -207,7 +207,7 @@ def spoil(state):
 
 
 def sharded(step, extra):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = cpu_mesh((dist.get_world_size(),))
     whole_one = torch.arange(40.0).reshape(10, 4) + step
     state = {
         "rows": distribute_tensor(whole_one, mesh, [Shard(0)]),

@@ -15,7 +15,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -24,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ckptd_client
 from tests.interop.ranks import flat, is_tensor
+from tests.interop.shards import cpu_mesh
 from tests.unit.client.same import difference
 
 JOB = "mesh"
@@ -53,7 +53,7 @@ def sharded(model, layout):
         return DistributedDataParallel(model)
     shape = {"fsdp": (ranks,), "hsdp": (2, ranks // 2), "tp": (2, ranks // 2)}[layout]
     names = {"fsdp": ("shard",), "hsdp": ("replicate", "shard"), "tp": ("shard", "tp")}[layout]
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    mesh = cpu_mesh(shape, names)
     if layout == "tp":
         parallelize_module(model, mesh["tp"], TP)
         mesh = mesh["shard"]
@@ -72,7 +72,7 @@ def loose(layout):
     whole |= {"strided": torch.arange(66.0).view(11, 6), "rows": torch.arange(14.0).view(7, 2).to(torch.complex128)}
     if layout == "ddp":
         return whole, whole
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = cpu_mesh((dist.get_world_size(),))
     placed = {name: Replicate() for name in whole} | {"none": Shard(0), "rows": Shard(0)}
     return whole, {name: distribute_tensor(tensor.clone(), mesh, [placed[name]]) for name, tensor in whole.items()}
 
@@ -82,7 +82,7 @@ def interleaved(tensor):
     ranks = dist.get_world_size()
     if ranks != 4:
         return tensor
-    mesh = init_device_mesh("cpu", (2, 2))
+    mesh = cpu_mesh((2, 2))
     row, column = mesh.get_coordinate()
     part = torch.cat([piece.chunk(2)[row] for piece in tensor.chunk(3)])
     part = torch.cat([piece.chunk(2, 1)[column] for piece in part.chunk(2, 1)], 1)

@@ -15,14 +15,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import ckptd_client
 from ckptd_client.dcp import CkptdReader
-from tests.unit.client.same import difference
+from tests.interop.shards import cpu_mesh, unlike
 
 JOB = "stock"
 
@@ -72,7 +71,7 @@ def wrapped(model, layout):
     if layout == "ddp":
         return DistributedDataParallel(model)
     shape, names = ((2, ranks // 2), ("replicate", "shard")) if layout == "hsdp" else ((ranks,), ("shard",))
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    mesh = cpu_mesh(shape, names)
     fully_shard(model.wide, mesh=mesh)
     fully_shard(model.short, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -140,9 +139,9 @@ def load_dcp(folder, layouts, directory):
 
 def check(reader, state, reference):
     """The state is, name for name, what one of the ranks in reference had. A DTensor was the same whole on all."""
-    found = whole(state)
+    found = flat(state)
     for name, value in found.items():
-        differences = [difference(value, rank[name], name) for rank in reference]
+        differences = [unlike(value, rank[name], name) for rank in reference]
         assert not all(differences), f"{reader}: {differences[0]}"
     return set(found)
 
