@@ -41,7 +41,7 @@ def fixture_node(tmp_path_factory):
 def fixture_peer(node):
     """As ranks hear of the daemon."""
     with Daemon(node.arena) as daemon:
-        return daemon._ask(m.AskNode(seq=1)).peer
+        return daemon._ask(m.AskNode(seq=1), m.NodeInfo).peer
 
 
 @pytest.fixture(name="control")
