@@ -155,7 +155,7 @@ def _kind_of(command: Command) -> str:
     if command.kind == "-m":
         plain = command.what == "ckptd" or command.what.startswith("ckptd.")
     else:
-        plain = command.kind == "-c" and "torch" not in command.what and "ckptd_client" not in command.what
+        plain = command.kind == "-c" and not any(name in command.what for name in ("torch", "ckptd_client", "tests."))
     return "plain" if plain else "torch"
 
 
