@@ -77,6 +77,11 @@ def parse(words: Sequence[str]) -> Command | None:
     return None
 
 
+def is_daemon(command: Command) -> bool:
+    """Whether it is ckptd: a daemon, behind a relay too, or another command."""
+    return command[:2] == ("-m", "ckptd") or command.what.endswith("/tests/faults/nodes/relayed.py")
+
+
 def umask() -> int:
     """Of this process; os.umask can only be asked by a change."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
@@ -158,7 +163,7 @@ def _adopt(parent: int | None, command: Command, folder: str) -> None:
     """Its parent is whoever asked for it, with whom it ends; what a daemon or a command starts is forked as well."""
     if parent is not None:
         os.getppid = lambda: parent
-    if command.kind == "-m" and command.what == "ckptd":
+    if is_daemon(command):
         importlib.import_module("tests.pythons").forked_by(folder)
 
 
@@ -215,6 +220,8 @@ def _reset(command: Command, paths: list[str]) -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     tempfile.tempdir = None
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].ORIGINAL_DIR = os.getcwd()  # where what it spawns looks for its program
     if _READS_ENVIRONMENT in sys.modules:
         importlib.reload(sys.modules[_READS_ENVIRONMENT])
     main = types.ModuleType("__main__")

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.python_server import EXECUTABLE, HEAD, MOST_FDS, STATUS, Command, parse, umask
+from tests.python_server import EXECUTABLE, HEAD, MOST_FDS, STATUS, Command, is_daemon, parse, umask
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CODE = os.pathsep.join((ROOT, os.path.join(ROOT, "client")))  # where a process finds ckptd and the client of this tree
@@ -26,16 +26,19 @@ _PADDING = " " * 8000  # room for the words that /proc shows of a process
 _LISTENING = 128
 _MPIEXEC, _TORCHRUN = "mpiexec", "torch.distributed.run"
 _MODULES = {
+    # Without numpy, as a daemon starts: one that rebuilds at once has no link yet to nodes that it meets just then.
     "plain": (
         "ckptd.cli", "ckptd.cli.run", "ckptd.cli.status", "ckptd.cli.drain", "ckptd.cli.listing", "ckptd.cli.verify",
-        "ckptd.daemon.serving", "ckptd.store.worker", "ckptd.doctor.probe_store", "rich.console", "rich.table",
+        "ckptd.daemon.serving", "ckptd.store.worker", "ckptd.store.posix.store", "ckptd.doctor.probe_store",
+        "encodings.ascii", "encodings.idna", "rich.console", "rich.table",
         "tests.pythons",
     ),
     "torch": (
         "torch", "torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp",
         "torch.distributed.tensor.parallel", "torch.utils.data", "torch.distributed.launcher.api", "torch._dynamo",
-        "fsspec.core", "msgpack", "numpy.random", "pytest", "safetensors.torch", "ckptd_client", "ckptd_client.dcp",
-        "ckptd.parity.encode", "ckptd.parity.rebuild", "tests.faults.nodes.trainer", "tests.interop.launch",
+        "torch.utils.serialization.config", "fsspec.core", "msgpack", "numpy.random", "pytest", "safetensors.torch",
+        "ckptd_client", "ckptd_client.dcp", "ckptd.parity.encode", "ckptd.parity.rebuild", "tests.faults.nodes.trainer",
+        "tests.faults.nodes.zygote", "tests.interop.launch", "tests.mistakes.play",
     ),
 }  # fmt: skip
 _FOLDER = "TESTS_PYTHONS"  # the variable that says where the sockets of the servers are
@@ -154,8 +157,10 @@ def _kind_of(command: Command) -> str:
     """The daemon's side never has torch."""
     if command.kind == "-m":
         plain = command.what == "ckptd" or command.what.startswith("ckptd.")
+    elif command.kind == "":
+        plain = is_daemon(command)
     else:
-        plain = command.kind == "-c" and not any(name in command.what for name in ("torch", "ckptd_client", "tests."))
+        plain = not any(name in command.what for name in ("torch", "ckptd_client", "tests."))
     return "plain" if plain else "torch"
 
 

@@ -25,6 +25,7 @@ from tests.runs import RUN
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
 
 KEEP = 2
+NBYTES = 256 << 10  # of a rank's state, apart from the boxes
 BOXES = 2  # of one tensor on each rank, so that each image is that many files
 FLAGS = ("--keep-last", str(KEEP), "--log-level", "debug")
 FIRST_STEPS = (10, 20, 30)  # saved before the daemon is armed in the long form's second ordering
@@ -103,7 +104,7 @@ class Case:
         while not ranks.done:
             assert time.monotonic() < deadline, "the ranks are stuck"
             self._follow()
-            time.sleep(0.002)
+            time.sleep(0.005)
         return ranks.results()
 
     def _follow(self) -> None:
@@ -143,17 +144,15 @@ def newest(history: list, milestone: str) -> int:
     return max((step for step, said, _ in history if said in reached), default=-1)
 
 
-def restore(node: Node, world: int, *, at_least: int, tier: str) -> int:
+def restore(ranks: Ranks, *, at_least: int, tier: str) -> int:
     """A fresh start of the job gets back, bit for bit, a step that is new enough."""
-    with Ranks(node, world) as ranks:
-        ranks.call("divide", BOXES)
-        ranks.call("connect")
-        found = ranks.call("load")
-        assert all(f is not None and f["intact"] and f["step"] >= at_least for f in found), (found, at_least)
-        assert {f["tier"] for f in found} == {tier}, found
-        assert len({f["step"] for f in found}) == 1, found
-        ranks.kill()
-        return found[0]["step"]
+    ranks.call("divide", BOXES)
+    ranks.call("connect")
+    found = ranks.call("load")
+    assert all(f is not None and f["intact"] and f["step"] >= at_least for f in found), (found, at_least)
+    assert {f["tier"] for f in found} == {tier}, found
+    assert len({f["step"] for f in found}) == 1, found
+    return found[0]["step"]
 
 
 @pytest.mark.parametrize(("point", "dies", "world", "warm"), CASES)
@@ -162,7 +161,7 @@ def test_a_death_at_this_point_breaks_no_promise(tmp_path: Path, point: str, die
     store.mkdir()
     with told(str(store)) as node:
         case = Case(node, point, dies, str(tmp_path / "marker"))
-        with Ranks(node, world) as ranks:
+        with Ranks(node, world, nbytes=NBYTES) as ranks:
             ranks.call("divide", BOXES)
             run_through_the_death(case, ranks, warm=warm)
             history = [news for rank in ranks.call("history") for news in rank]
@@ -174,11 +173,13 @@ def test_a_death_at_this_point_breaks_no_promise(tmp_path: Path, point: str, die
         staged, durable = newest(history, "staged"), newest(history, "durable")
         assert durable == STEPS[-1]
         assert case.store.committed()[-1] >= durable
-        restore(node, world, at_least=staged, tier="arena" if world == 1 else "pfs")
-        leaves_nothing(case, world)
+        with Ranks(node, world, nbytes=NBYTES) as ranks:
+            restore(ranks, at_least=staged, tier="arena" if world == 1 else "pfs")
+            leaves_nothing(case, ranks)
         node.lose_arena() if node.stop() == 0 else pytest.fail(node.log_text())
         node.start(*FLAGS)
-        assert restore(node, world, at_least=durable, tier="pfs") == STEPS[-1] + 10
+        with Ranks(node, world, nbytes=NBYTES) as ranks:
+            assert restore(ranks, at_least=durable, tier="pfs") == STEPS[-1] + 10
 
 
 def run_through_the_death(case: Case, ranks: Ranks, *, warm: bool) -> None:
@@ -201,16 +202,12 @@ def run_through_the_death(case: Case, ranks: Ranks, *, warm: bool) -> None:
         assert case.node.daemon.poll() is None
 
 
-def leaves_nothing(case: Case, world: int) -> None:
+def leaves_nothing(case: Case, ranks: Ranks) -> None:
     """One more checkpoint, then close: no slot, no partial, no old checkpoint beyond the last two."""
-    with Ranks(case.node, world) as ranks:
-        ranks.call("divide", BOXES)
-        ranks.call("connect")
-        ranks.call("load")
-        stalls = ranks.call("save", STEPS[-1] + 10)
-        assert max(stalls) <= SAVE_TIMEOUT_S
-        ranks.call("wait", STEPS[-1] + 10)
-        ranks.call("close")
+    stalls = ranks.call("save", STEPS[-1] + 10)
+    assert max(stalls) <= SAVE_TIMEOUT_S
+    ranks.call("wait", STEPS[-1] + 10)
+    ranks.call("close")
     wait_for(lambda: case.node.slots() == [])
     wait_for(lambda: case.store.leftovers() == [] and len(case.store.committed()) == KEEP)
     wait_for(lambda: not os.listdir(os.path.join(case.node.arena, arena_paths.JOBS)))

@@ -4,7 +4,6 @@ import contextlib
 import mmap
 import os
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from ckptd.shared.files.regular import open_direct, read_pages
 from ckptd.shared.format.integrity import XXH3
 from ckptd.system.files import FileLayer
 
-_SYNCS = 5
+_SYNCS = 5  # odd: the one in the middle is the median
 _CHUNK_NBYTES = 16 << 20
 SAMPLE_NBYTES = 64 << 20
 _SAMPLE_MAX_S = 5.0
@@ -92,7 +91,7 @@ def _median_sync_s(scratch: str) -> float:
             start = time.monotonic()
             os.fsync(fd)
             seconds.append(time.monotonic() - start)
-    return statistics.median(seconds)
+    return sorted(seconds)[_SYNCS // 2]
 
 
 def _rename(scratch: str) -> None:
