@@ -142,12 +142,14 @@ with connect("first", drain_every=1000) as client:
     client.save(state, 0).wait("durable")
     client.save(state, 1).wait("staged")
     elsewhere("kill -9 $(daemon-pid); head -c 30M /dev/zero > shm/full 2>/dev/null")
-    os._exit(os.waitstatus_to_exitcode(os.spawnvp(os.P_WAIT, "python", ["python", "-c", '''
+    with open("again.py", "w") as file:
+        file.write('''
 import torch, ckptd_client
 model = torch.nn.Linear(8, 8)
 client = ckptd_client.connect("first", takeover=True)
 print(client.load({"model": model, "optimizer": torch.optim.AdamW(model.parameters())}))
-'''])))
+''')
+    os._exit(os.waitstatus_to_exitcode(os.spawnvp(os.P_WAIT, "python", ["python", "again.py"])))
 """,
         cause="Restored.step=1",
         place="tier='arena'",

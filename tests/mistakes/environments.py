@@ -110,7 +110,7 @@ import torch.multiprocessing as mp
 def work(rank):
     client = ckptd_client.connect("first", connect_timeout_s=5)
     client.save({"model": torch.nn.Linear(4, 4)}, 1).wait("staged", 5)
-    time.sleep(6)  # trains on
+    time.sleep(30)  # trains on, until the other one fails
 
 if __name__ == "__main__":
     mp.spawn(work, nprocs=2)

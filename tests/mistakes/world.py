@@ -16,6 +16,7 @@ from tests import pythons
 from tests.cluster import Node
 
 _PYTHON = """#!/bin/sh
+case "$1" in *.py) exec {fork} "$@" ;; esac
 exec {python} "$@"
 """
 # A daemon is a process of its own, which is stopped and killed by its pid; any other command may be a fork.
