@@ -2,7 +2,7 @@
 
 import ctypes
 import io
-import multiprocessing
+import multiprocessing.context
 import os
 import signal
 import sys
@@ -16,8 +16,6 @@ from tests import pythons
 
 _PR_SET_PDEATHSIG = 1
 _ENVIRON = os.environ | pythons.ENVIRON  # before a test changes it
-
-context = multiprocessing.get_context("spawn")
 
 
 class _Popen(popen_spawn_posix.Popen):
@@ -57,6 +55,13 @@ class _Process(SpawnProcess):
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> _Popen:  # noqa: N802 - multiprocessing's name
         return _Popen(process_obj)
+
+
+class _Context(multiprocessing.context.SpawnContext):
+    Process = _Process  # type: ignore[assignment]
+
+
+context = _Context()  # of processes that are forked, for an executor too
 
 
 def start(target: Callable[..., None], *args: Any) -> BaseProcess:

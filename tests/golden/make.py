@@ -12,7 +12,6 @@ import shutil
 import sys
 from collections import OrderedDict, deque
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -27,6 +26,7 @@ from ckptd.store.posix.commit import commit
 from ckptd.store.posix.scan import Place
 from ckptd.system.files import FileLayer
 from ckptd_client._state.tensors import DTYPE_OF
+from tests import forks
 from tests.checkpoints import image_of, put_image, put_vote
 from tests.runs import RUN
 
@@ -115,7 +115,7 @@ def make(name, store):
     """The checkpoint of that name in the store."""
     place = Place(JobKey(str(store), "golden"), SAVES[name])
     for rank in range(RANKS[name]):
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as one:  # who is rank 0 stays it
+        with ProcessPoolExecutor(1, mp_context=forks.context) as one:  # who is rank 0 stays it
             image, record, objects = one.submit(made, name, rank).result()
         put_image(place, record, image)
         found = decode_objects(objects, where="objects") if objects else None

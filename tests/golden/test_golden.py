@@ -129,7 +129,7 @@ def made_again(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.timeout(300)  # four processes import torch, one after the other
+@pytest.mark.timeout(300)
 def test_the_writer_makes_the_same_bytes(tmp_path):
     """With another torch all but objects.pt, which its torch.save makes, and what pins that.
 
