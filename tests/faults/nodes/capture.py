@@ -14,7 +14,8 @@ from tests.faults.nodes.clusters import MB, Zygote, a_cluster, within
 NAMES = ("gpu01", "gpu02", "gpu03", "gpu04")
 STORE, ARENA = "/scratch/me/ckpt", "/dev/shm/ckptd-1000"
 _SHARD_NBYTES = 48 * MB
-_SETTINGS = {"CKPTD_DRAIN_BANDWIDTH": str(8 * MB), "CKPTD_PEER_TIMEOUT_S": "20", "CKPTD_LOG_LEVEL": "info"}
+_DRAIN_S = 6  # of a shard
+_SETTINGS = {"CKPTD_PEER_TIMEOUT_S": "20", "CKPTD_LOG_LEVEL": "info"}
 _BLOCK_RE = re.compile(r"(?<=<!-- status -->\n).*?(?=<!-- /status -->)", re.DOTALL)
 _PAGE = pathlib.Path(ROOT) / "docs" / "operations.md"
 _DRAINED = (0.45, 0.8)
@@ -44,10 +45,11 @@ def shape_of(text: str) -> list[str]:
     return [line.strip() for line in text.strip().split("\n")]
 
 
-def taken(zygote: Zygote) -> str:
+def taken(zygote: Zygote, shard_nbytes: int = _SHARD_NBYTES) -> str:
     """The command and what it prints, through a daemon that does not coordinate the job."""
-    with a_cluster(zygote, NAMES, **_SETTINGS) as cluster:
-        ranks = cluster.ranks([name for name in NAMES for _ in range(2)], "llama-7b", [_SHARD_NBYTES])
+    bandwidth = str(shard_nbytes // _DRAIN_S)
+    with a_cluster(zygote, NAMES, CKPTD_DRAIN_BANDWIDTH=bandwidth, **_SETTINGS) as cluster:
+        ranks = cluster.ranks([name for name in NAMES for _ in range(2)], "llama-7b", [shard_nbytes])
         ranks.connect()
         ranks.save(100, "protected", "durable")
         ranks.save(200, "protected")

@@ -133,7 +133,7 @@ def test_who_asks_twice_at_once_is_answered_twice(eight):
 
 def test_the_readme_shows_what_is_shown_today(zygote):
     """Line by line, but for times, sizes and shares. To take it anew: python -m tests.faults.nodes.capture."""
-    shown = taken(zygote)
+    shown = taken(zygote, 2 * SHARD_NBYTES)
     assert shape_of(in_readme()) == shape_of(shown)
 
 
