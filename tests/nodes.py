@@ -1,9 +1,10 @@
 """Nodes that hold real slots and serve them on loopback, for tests and measurements of parity and the bulk plane."""
 
+import functools
+import hashlib
 import itertools
 import json
 import os
-import random
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,12 @@ KEY = JobKey("/store", "job")
 SAVE = SaveId(1, 1, 10, RUN)
 EPOCH = 1
 SECRET = bytes(range(32))
+
+
+@functools.cache
+def noise(seed: int | str, nbytes: int) -> bytes:
+    """So many bytes without a pattern, made once: the same for the same seed."""
+    return hashlib.shake_128(str(seed).encode()).digest(nbytes)
 
 
 def stage(arena: Arena, rank: int, image: bytes | memoryview, save: SaveId = SAVE, tail: bytes = b"leaves") -> Seal:
@@ -155,7 +162,7 @@ def main() -> None:
     """``python -m tests.nodes DIRECTORY NAME RANK NBYTES``: stages, serves, and does what it is told on stdin."""
     directory, name, rank, nbytes = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     node = Node.start(name, directory)
-    seal = stage(node.arena, rank, random.Random(rank).randbytes(nbytes))
+    seal = stage(node.arena, rank, noise(rank, nbytes))
     print(json.dumps({"port": node.server.port, "seal": msgspec.json.encode(seal).decode()}), flush=True)
 
     def obey(said: dict[str, Any]) -> None:

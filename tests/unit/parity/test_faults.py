@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -31,7 +30,7 @@ from ckptd.shared.format.slot import SlotState
 from ckptd.system import failpoints
 from tests import pythons
 from tests.cluster import ROOT
-from tests.nodes import EPOCH, KEY, SAVE, SECRET, content, start_set
+from tests.nodes import EPOCH, KEY, SAVE, SECRET, content, noise, start_set
 from tests.runs import RUN
 
 SIZE = 2 * BLOCK_NBYTES + 12_345  # of each of three columns: chunks with whole blocks and parts of some
@@ -46,7 +45,7 @@ def directory():
 @pytest.fixture
 def nodes(directory):
     made = start_set(directory, 3)
-    made.stage([[random.Random(i).randbytes(SIZE)] for i in range(3)])
+    made.stage([[noise(i, SIZE)] for i in range(3)])
     yield made
     made.stop()
 

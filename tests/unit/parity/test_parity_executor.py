@@ -1,6 +1,5 @@
 """Actions in, events out: real threads, real sockets, the daemon's own way of waiting for them."""
 
-import random
 import select
 import tempfile
 import threading
@@ -15,7 +14,7 @@ from ckptd.daemon.parity_executor import ParityExecutor
 from ckptd.parity.files import open_parity
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Tier
-from tests.nodes import EPOCH, KEY, SAVE, content, start_set
+from tests.nodes import EPOCH, KEY, SAVE, content, noise, start_set
 
 SIZE = 3 << 20
 
@@ -54,7 +53,7 @@ class Daemon:
 def nodes():
     with tempfile.TemporaryDirectory(prefix="ckptd-test-", dir="/dev/shm") as directory:
         made = start_set(directory, 3)
-        made.stage([[random.Random(i).randbytes(SIZE)] for i in range(3)])
+        made.stage([[noise(i, SIZE)] for i in range(3)])
         yield made
         made.stop()
 

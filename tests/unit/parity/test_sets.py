@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import random
 import tempfile
 
 import pytest
@@ -13,13 +12,9 @@ from ckptd.parity.rebuild import Place, copy_segment, rebuild_segment
 from ckptd.shared.base.errors import PeerError
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.schemes import Scheme
-from tests.nodes import EPOCH, KEY, SAVE, content, start_set
+from tests.nodes import EPOCH, KEY, SAVE, content, noise, start_set
 
 MIB = 1 << 20
-
-
-def bytes_of(seed, nbytes):
-    return random.Random(seed).randbytes(nbytes)
 
 
 @pytest.fixture
@@ -34,7 +29,7 @@ def make_set(directory):
 
     def make(sizes):
         made.append(start_set(directory, len(sizes)))
-        made[0].stage([[bytes_of(f"{i} {k}", n) for k, n in enumerate(own)] for i, own in enumerate(sizes)])
+        made[0].stage([[noise(f"{i} {k}", n) for k, n in enumerate(own)] for i, own in enumerate(sizes)])
         return made[0]
 
     yield make

@@ -1,7 +1,6 @@
 """A man in the middle between two real sockets: he changes what one node sends another, and makes its digests right."""
 
 import contextlib
-import random
 import socket
 import tempfile
 import threading
@@ -18,7 +17,7 @@ from ckptd.shared.format.digest import BLOCK_NBYTES, digest
 from ckptd.shared.format.integrity import XXH3, Keyed
 from ckptd.shared.format.schemes import Scheme
 from tests import collide
-from tests.nodes import KEY, SAVE, content, start_set
+from tests.nodes import KEY, SAVE, content, noise, start_set
 
 ONE, OTHER = Keyed(bytes(range(32))), Keyed(bytes(32))
 SIZE = BLOCK_NBYTES + 50_000
@@ -99,7 +98,7 @@ def make():
 
         def start(integrity, change):
             nodes = start_set(directory, 2, integrity)
-            nodes.stage([[random.Random(i).randbytes(SIZE)] for i in range(2)])
+            nodes.stage([[noise(i, SIZE)] for i in range(2)])
             middles.append(Middle(nodes.nodes[0].address, change))
             nodes.relays["n0"] = middles[0].address
             made.append(nodes)
@@ -122,7 +121,7 @@ def collider():
 
     He needs its first frame only, and what the block was before: he saw it go by in an earlier save, say.
     """
-    block = random.Random(0).randbytes(SIZE)[:BLOCK_NBYTES]
+    block = noise(0, SIZE)[:BLOCK_NBYTES]
     forged = collide.forge(block, 4096, EVIL)
     assert digest(forged) == digest(block)
 
