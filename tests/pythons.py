@@ -80,10 +80,11 @@ class _Servers:
         if not os.path.exists(path):
             with open(os.path.join(os.path.dirname(__file__), "python_shim.py"), encoding="utf-8") as file:
                 text = file.read()
-            with open(f"{path}.new", "w", encoding="utf-8") as file:
+            made = f"{path}.{os.getpid()}-{threading.get_ident()}"  # others may do the same at the same time
+            with open(made, "w", encoding="utf-8") as file:
                 file.write(f"#!{sys.executable} -SE\n{text}")
-            os.chmod(f"{path}.new", 0o700)
-            os.rename(f"{path}.new", path)
+            os.chmod(made, 0o700)
+            os.rename(made, path)
         return path
 
     def ask(self, kind: str, request: dict[str, Any], fds: Sequence[int]) -> tuple[int, socket.socket]:
