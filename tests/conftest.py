@@ -8,6 +8,7 @@ SHARE=K/N: the K-th of N shares of the tests, K counted on beyond N.
 import gc
 import os
 import signal
+import sys
 import zlib
 
 import pytest
@@ -58,6 +59,8 @@ def pytest_collection_finish(session):
     if getattr(session.config.option, "loadgroup", False):
         alone = [i.nodeid for i in session.items if i.get_closest_marker("xdist_group") and "@" not in i.nodeid]
         assert not alone, f"this pytest and this pytest-xdist do not keep groups together: {alone[:3]}"
+    if "torch" in sys.modules:  # a thread that waits for another's part of a small tensor spins
+        sys.modules["torch"].set_num_threads(1)
     gc.collect()
     gc.freeze()
     gc.enable()
