@@ -20,6 +20,7 @@ class Fetching:
         self._late: dict[tuple[SaveId, int], float] = {}  # when an order is given up whose holder was never up
         self._orders: dict[tuple[SaveId, int], ev.FetchOrdered] = {}
         self._pulling: set[tuple[SaveId, int]] = set()
+        self._described: dict[tuple[SaveId, int], ParityChunk] = {}  # rebuilds that wait for links to their sources
 
     @property
     def saves(self) -> set[SaveId]:
@@ -33,6 +34,7 @@ class Fetching:
             self._orders[key] = order
             return []
         self._orders[key] = order
+        self._described.pop(key, None)
         if order.tier is Tier.PEER:
             return [self._ask(order, ev.SealAsked(job=self._job, node=self._node, save=order.save, rank=order.rank))]
         if own is not None and any(seal.rank == order.rank for column in own.columns for seal in column.seals):
@@ -71,7 +73,21 @@ class Fetching:
         seals = [seal for column in chunk.columns for seal in column.seals if seal.rank == order.rank]
         if not seals:
             return self._failed(order, f"the parity of {order.holder} does not cover rank {order.rank}")
+        if not self._reaches_sources(order):
+            self._described[order.save, order.rank] = chunk
+            return []
         return self._pull(order, seals[0], chunk)
+
+    def _reaches_sources(self, order: ev.FetchOrdered) -> bool:
+        return {node for _, node in (*order.homes, *order.chunks)} <= self._up
+
+    def _rebuild_described(self, keys: list[tuple[SaveId, int]]) -> list[Action]:
+        actions: list[Action] = []
+        for key in keys:
+            chunk = self._described.pop(key)
+            seal = next(seal for column in chunk.columns for seal in column.seals if seal.rank == key[1])
+            actions += self._pull(self._orders[key], seal, chunk)
+        return actions
 
     def _pull(self, order: ev.FetchOrdered, seal: Seal, chunk: ParityChunk | None) -> list[Action]:
         key = (order.save, order.rank)
@@ -95,6 +111,7 @@ class Fetching:
         """It lies here now, or cannot be had."""
         self._orders.pop((event.save, event.rank), None)
         self._pulling.discard((event.save, event.rank))
+        self._described.pop((event.save, event.rank), None)
 
     def next_deadline(self) -> float | None:
         """When to call tick."""
@@ -102,26 +119,35 @@ class Fetching:
         return min((self._late.get(key, 0.0) for key in unreached), default=None)
 
     def tick(self, now: float) -> list[Action]:
-        """Gives up what lies at nodes that this one does not reach, though the coordinator does."""
+        """Gives up what lies at nodes that this one does not reach, though the coordinator does.
+
+        A rebuild begins then without links to all of its sources: it may not need each of them.
+        """
         unreached = self._unreached
         self._late = {key: self._late.get(key, now + self._patience_s) for key in unreached}
-        late = [self._orders[key] for key in unreached if now >= self._late[key]]
-        return [action for order in late for action in self._failed(order, f"{order.holder} cannot be reached")]
+        late = [key for key in unreached if now >= self._late[key]]
+        lost = [self._orders[key] for key in late if key not in self._described]
+        failed = [action for order in lost for action in self._failed(order, f"{order.holder} cannot be reached")]
+        return failed + self._rebuild_described([key for key in late if key in self._described])
 
     @property
     def _unreached(self) -> list[tuple[SaveId, int]]:
-        return [k for k, o in self._orders.items() if o.holder not in self._up and k not in self._pulling]
+        waiting = [key for key in self._orders if key not in self._pulling]
+        return [key for key in waiting if key in self._described or self._orders[key].holder not in self._up]
 
     def peer_up(self, event: ev.PeerUp) -> list[Action]:
         """What it was asked, or has answered, may be lost."""
         node = event.node
         self._up.add(node)
+        linked = [key for key in self._described if self._reaches_sources(self._orders[key])]
+        actions = self._rebuild_described(linked)
         asked = [o for o in self._orders.values() if o.holder == node and (o.save, o.rank) not in self._pulling]
-        return [action for order in asked for action in self.order(order, None)]
+        return actions + [action for order in asked for action in self.order(order, None)]
 
     def forget(self) -> None:
         """The job is over; what is being pulled is given back when it comes."""
         self._orders.clear()
+        self._described.clear()
 
     def peer_down(self, event: ev.PeerDown) -> list[Action]:
         """Who was asked will not answer. What is being pulled ends by its own deadlines."""
@@ -132,5 +158,6 @@ class Fetching:
 
     def _failed(self, order: ev.FetchOrdered, problem: str) -> list[Action]:
         self._orders.pop((order.save, order.rank), None)
+        self._described.pop((order.save, order.rank), None)
         event = ev.SegmentFetched(job=self._job, rank=order.rank, save=order.save, tier=order.tier, problem=problem)
         return [ToNode(job=self._job, message=ev.Report(job=self._job, node=self._node, event=event))]
