@@ -278,6 +278,7 @@ def _finish(status: int) -> int:
 def main() -> None:
     """Imports what is named, then serves."""
     listener, life = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    gc.disable()  # what imports make stays: there is no garbage to look for
     for name in sys.argv[4:]:
         importlib.import_module(name)
     for name in _PROGRAMS:
@@ -287,6 +288,7 @@ def main() -> None:
         finalizer.atexit = False  # torch's dispatcher taken to pieces is most of what an end costs
     gc.collect()
     gc.freeze()
+    gc.enable()
     serve(listener, life)
 
 
