@@ -26,11 +26,10 @@ _PADDING = " " * 8000  # room for the words that /proc shows of a process
 _LISTENING = 128
 _MPIEXEC, _TORCHRUN = "mpiexec", "torch.distributed.run"
 _MODULES = {
-    # Without numpy, as a daemon starts: one that rebuilds at once has no link yet to nodes that it meets just then.
     "plain": (
         "ckptd.cli", "ckptd.cli.run", "ckptd.cli.status", "ckptd.cli.drain", "ckptd.cli.listing", "ckptd.cli.verify",
         "ckptd.daemon.serving", "ckptd.store.worker", "ckptd.store.posix.store", "ckptd.doctor.probe_store",
-        "encodings.ascii", "encodings.idna", "rich.console", "rich.table",
+        "encodings.ascii", "encodings.idna", "numpy", "rich.console", "rich.table",
         "tests.pythons",
     ),
     "torch": (
