@@ -165,7 +165,7 @@ class MemoryStore(Store):
         where = self.where(job, vote.save, unfinished=True)
         _put(f"{where}/{VOTES_DIR}/{vote.node}", encode_record(vote, self.integrity))
 
-    def commit(self, job, save, writer, by=None):
+    def commit(self, job, save, writer, by=None, intents=NO_INTENTS):
         records = self.records(job)
         if by is not None:
             self.check(by.store_id)

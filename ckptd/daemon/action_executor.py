@@ -327,20 +327,24 @@ class ActionExecutor:
         job, save = action.job, action.save
 
         def answer(reply: Done | Failed) -> None:
+            nbytes, taken_over, left_out = 0, 0, ""
             if isinstance(reply, Done) and isinstance(reply.result, CommitOutcome):
-                outcome = reply.result
-                self._note_all(job, [outcome.note] if outcome.note else [])
-                ended = ev.CommitEnded(
-                    job=job, save=save, nbytes=outcome.committed.nbytes, taken_over=outcome.taken_over,
-                    left_out=outcome.left_out,
-                )  # fmt: skip
-                self.publishing.committed(job, save, outcome, lambda: self._deliver(ended))
-            else:
-                self._deliver(ev.CommitEnded(job=job, save=save, problem=problem_of(reply)))
+                nbytes, taken_over = reply.result.committed.nbytes, reply.result.taken_over
+                left_out = reply.result.left_out
+                self._note_all(job, [reply.result.note] if reply.result.note else [])
+                self.publishing.committed(job, save, intents, published=reply.result.published)
+            problem = problem_of(reply)
+            self._deliver(
+                ev.CommitEnded(
+                    job=job, save=save, nbytes=nbytes, taken_over=taken_over, problem=problem, left_out=left_out
+                )
+            )
 
-        writer = f"ckptd {__version__}"
+        writer, intents = f"ckptd {__version__}", self.publishing.intents(job, save)
         by = Committer(action.incarnation, action.session, action.store_id, list(action.void))
-        self._stores.ask(job.store, lambda i: Commit(id=i, job=job.job, save=save, writer=writer, by=by), answer)
+        self._stores.ask(
+            job.store, lambda i: Commit(id=i, job=job.job, save=save, writer=writer, by=by, intents=intents), answer
+        )
 
     def _remove_partial(self, action: act.RemovePartial) -> None:
         job, save = action.job, action.save

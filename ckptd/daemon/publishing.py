@@ -1,4 +1,4 @@
-"""Sends the arena's intents to store workers: after each commit, and for what an earlier daemon left."""
+"""Sends the arena's intents to store workers: with each commit, and for what an earlier one left."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,11 +10,8 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.protocol.messages import AskPublish, End, Progress, Refused, Reply
 from ckptd.shared.protocol.messages import Done as Accepted
 from ckptd.shared.protocol.publication import Intent, Publication, check_publication
-from ckptd.store.facts import CommitOutcome
 from ckptd.store.messages import Done, Failed, Publish, Published
-from ckptd.store.workers import LATE, Stores
-
-_PATIENCE_S = 10.0  # a save that is committed waits no longer for its publication before it is reported as durable
+from ckptd.store.workers import Stores
 
 
 class Publishing:
@@ -27,36 +24,18 @@ class Publishing:
         self._stores = stores
         self._note_all = note_all
         self._failed: set[tuple[JobKey, SaveId]] = set()  # here; tried again when the store is looked at
-        self._slow: set[JobKey] = set()  # whose last publication took longer than a commit waits
         self._asking: set[tuple[JobKey, SaveId]] = set()  # each rank of the node learns that the save is durable
 
     def intents(self, job: JobKey, save: SaveId) -> list[Intent]:
         """For a request that publishes this save."""
         return self._publications.from_on(job, save)
 
-    def committed(self, job: JobKey, save: SaveId, outcome: CommitOutcome, then: Callable[[], None]) -> None:
-        """This daemon committed the save. then: once its files are where they belong, or cannot be, or in some seconds.
-
-        A trainer that waits for the save finds its directory; one that hangs keeps no save from being durable, and of
-        each job only the first one waits for it.
-        """
-        intents, waits = self.intents(job, save), job not in self._slow
-        is_wanted = not outcome.published or any(intent.save == save for intent in intents)
-        if outcome.taken_over or not is_wanted:
-            then()
-            return
-        self._asking.add((job, save))
-
-        def tried(problems: list[str]) -> None:
-            self._asking.discard((job, save))
-            if problems:
-                self._failed.add((job, save))
-            if waits:
-                then()
-
-        self._ask(job, intents, own_part=save, then=tried, patience_s=_PATIENCE_S if waits else None)
-        if not waits:
-            then()
+    def committed(self, job: JobKey, save: SaveId, intents: list[Intent], *, published: bool) -> None:
+        """This daemon committed the save, and its worker published it, or could not. intents: those it received."""
+        if published:
+            self._done(job, [save], intents)
+        else:
+            self._failed.add((job, save))
 
     def hear(self, job: JobKey, message: Reply) -> None:
         """Sees a message to a rank: of a save that another node committed, this node's own part is due."""
@@ -96,28 +75,20 @@ class Publishing:
         intents: list[Intent],
         own_part: SaveId | None = None,
         then: Callable[[list[str]], None] = lambda _: None,
-        patience_s: float | None = None,
     ) -> None:
         """then: receives what could not be published, and why, which is noted as well."""
 
         def answer(reply: Done | Failed) -> None:
             if isinstance(reply, Done) and isinstance(reply.result, Published):
                 problems = reply.result.notes
-                self._slow.discard(job)
                 self._done(job, reply.result.done, intents)
             else:
                 what = f"{own_part} is" if own_part is not None else "what an earlier daemon left is"
-                problems = [f"{what} not published: {problem_of(reply)}"] if intents or own_part else []
-            if isinstance(reply, Failed) and reply.code == LATE:
-                self._slow.add(job)
-                problems = [f"{own_part} is not published yet: its directory does not answer, or has many files"]
+                problems = [f"{what} not published: {problem_of(reply)}"] if intents else []
             self._note_all(job, problems)
             then(problems)
 
-        self._stores.ask(
-            job.store, lambda i: Publish(id=i, job=job.job, intents=intents, own_part=own_part), answer,
-            patience_s=patience_s,
-        )  # fmt: skip
+        self._stores.ask(job.store, lambda i: Publish(id=i, job=job.job, intents=intents, own_part=own_part), answer)
 
     def _done(self, job: JobKey, saves: list[SaveId], intents: list[Intent]) -> None:
         for intent in (intent for intent in intents if intent.save in saves):

@@ -83,5 +83,5 @@ class CommitOutcome(msgspec.Struct, frozen=True, tag="committed"):
     committed: Committed
     note: str = ""
     taken_over: Incarnation = 0
-    published: bool = True  # False: a trainer's files are still to be published
+    published: bool = True  # a trainer's files, or there is nothing to be published
     left_out: str = ""  # why plain dcp.load finds no `.metadata`, though it was asked for

@@ -204,13 +204,15 @@ class Store(abc.ABC):
         """The node's vote: to be called when its files are put. Replaces its earlier one."""
 
     @abc.abstractmethod
-    def commit(self, job: str, save: SaveId, writer: str, by: Committer | None = None) -> CommitOutcome:
+    def commit(
+        self, job: str, save: SaveId, writer: str, by: Committer | None = None, intents: Intents = NO_INTENTS
+    ) -> CommitOutcome:
         """The checkpoint committed, made from the votes alone. One that is committed already stays as it is.
 
         by: the session that commits; the outcome names another one that took the job over before this was committed.
-        None: the user's own commit, not fenced. writer: program and version. A trainer's files are for ``publish``.
-        Raises DamagedError, naming the file, when a vote is damaged or missing, a file is absent or has another size,
-        or another save has the checkpoint's name.
+        None: the user's own commit, not fenced. writer: program and version. intents: where this user wants a trainer's
+        files, of this save and of newer ones. Raises DamagedError, naming the file, when a vote is damaged or missing,
+        a file is absent or has another size, or another save has the checkpoint's name.
         """
 
     # --- what lies there

@@ -34,7 +34,7 @@ from ckptd.shared.protocol.publication import MAX_INTENTS, Intent
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
 from ckptd.store.facts import CommitOutcome, Committer, OpenedStore, Scan, Taker
 
-VERSION = 4
+VERSION = 3
 DAEMON, WORKER = "the daemon", "its store worker"
 MAX_FRAME_NBYTES = 2 << 30
 _LENGTH = struct.Struct("<I")
@@ -140,20 +140,18 @@ class WriteVote(msgspec.Struct, frozen=True, kw_only=True, tag="write-vote"):
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, tag="commit"):
-    """Answered by CommitOutcome."""
+    """Answered by CommitOutcome. intents: of this save and of newer ones."""
 
     id: int
     job: JobName
     save: SaveId
     writer: str
     by: Committer
+    intents: IntentList = []
 
 
 class Publish(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
-    """What an earlier daemon did not get to. Answered by Published. own_part: of this save, what each node puts.
-
-    intents: of this save and of newer ones.
-    """
+    """What an earlier daemon did not get to. Answered by Published. own_part: of this save, what each node puts."""
 
     id: int
     job: JobName
@@ -162,7 +160,7 @@ class Publish(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
 
 
 class RemoveCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag="remove-checkpoint"):
-    """A committed one that is not the newest. Answered by Removed. intents: as in Publish."""
+    """A committed one that is not the newest. Answered by Removed. intents: as in Commit."""
 
     id: int
     job: JobName

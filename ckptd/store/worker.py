@@ -61,7 +61,6 @@ from ckptd.system import failpoints
 from ckptd.system.niceness import Niceness
 
 _THREADS = 6  # requests at once: a hung one leaves five
-_PUBLISHERS = 2  # and of those that touch a trainer's directory, which may lie on another file system that hangs
 _RECEIVE_NBYTES = 1 << 20
 _PROGRESS_PERIOD_S = 0.1
 _PR_SET_PDEATHSIG = 1
@@ -102,7 +101,7 @@ class Worker:
         self._url = url
         self._integrity: Integrity = XXH3  # until the daemon says UseKey
         self._sending = threading.Lock()
-        self._pool, self._publishers = ThreadPoolExecutor(_THREADS), ThreadPoolExecutor(_PUBLISHERS)
+        self._pool = ThreadPoolExecutor(_THREADS)
 
     def serve(self) -> None:
         """Returns when the daemon closes its end; requests may still be running in threads. Raises ProtocolError."""
@@ -113,8 +112,7 @@ class Worker:
                 if isinstance(request, UseKey):
                     self._integrity = Keyed(request.key)
                 else:
-                    pool = self._publishers if isinstance(request, Publish | RemoveCheckpoint) else self._pool
-                    pool.submit(self._answer, request)
+                    self._pool.submit(self._answer, request)
 
     def _answer(self, request: Request) -> None:
         try:
@@ -151,8 +149,8 @@ class Worker:
                 store.put_vote(vote.job, vote)
                 failpoints.reach("commit.after-vote")
                 return Done(request.id)
-            case Commit(job=job, save=save, writer=writer, by=by):
-                return Done(request.id, store.commit(job, save, writer, by))
+            case Commit(job=job, save=save, writer=writer, by=by, intents=intents):
+                return Done(request.id, store.commit(job, save, writer, by, _by_save(intents)))
             case Publish(job=job, intents=intents, own_part=own_part):
                 return Done(request.id, Published(*store.publish(job, _by_save(intents), own_part)))
             case TakeIncarnation(job=job, by=taker):

@@ -13,7 +13,6 @@ from ckptd.system.niceness import Niceness
 
 _MAX_STUCK = 3  # killed workers that a hung mount keeps from ending; no more are started beside them
 
-LATE = "late"  # code of a Failed: the request may still be carried out
 Answer = Callable[[Done | Failed], None]
 
 
@@ -139,7 +138,7 @@ class Stores:
             for request_id in late:
                 text = f"{state.path} did not answer in time"
                 state.problem = text
-                state.pending.pop(request_id).answer(Failed(request_id, LATE, "", text, "is the mount alive?"))
+                state.pending.pop(request_id).answer(Failed(request_id, "late", "", text, "is the mount alive?"))
             if state.pending and now - state.heard >= self._hang_s:
                 self._lose(state, f"{state.path} hangs: no word from its worker for {self._hang_s:g} s")
 

@@ -85,31 +85,6 @@ def test_a_store_that_hangs_in_a_drain_stops_that_drain_and_nothing_else(node: N
 
 
 @needs_fuse
-def test_saves_are_durable_though_their_trainers_directory_hangs(fuse: FuseStore, tmp_path: Path):
-    """It lies on another file system. The first save waits for it for 10 s, and none after that."""
-    (tmp_path / "store").mkdir()
-    with told(str(tmp_path / "store")) as node:
-        node.start("--keep-last", "1")
-        with Ranks(node) as ranks:
-            ranks.call("connect")
-            fuse.hang()
-            for step in (1, 2, 3):
-                ranks.call("save_files", step, directory=f"{fuse.path}/step{step}")
-                assert ranks.call("wait", step, timeout_s=40) == [("durable", "durable")]
-                assert step == 1 or ranks[0].seconds < 8
-                answers_at_once(node)
-            assert any("not published yet" in error for error in node.job(JOB).errors)
-            fuse.go_on()
-            wait_for(lambda: {"step2", "step3"} <= {*os.listdir(fuse.behind)})
-            wait_for(lambda: not any(worker.busy for worker in node.status().workers))
-            ranks.call("save_files", 4, directory=f"{fuse.path}/step4")
-            ranks.call("wait", 4)
-            assert "step4" in os.listdir(fuse.behind), "a trainer that waits finds its directory"
-            ranks.call("close")
-    assert {"step1", "step2", "step3", "step4"} <= {*os.listdir(fuse.behind)}
-
-
-@needs_fuse
 def test_load_from_memory_needs_no_store_and_says_what_it_did_without(node: Node, fuse: FuseStore):
     with Ranks(node) as ranks:
         ranks.call("connect")

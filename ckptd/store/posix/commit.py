@@ -8,6 +8,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -34,9 +35,10 @@ from ckptd.shared.format.manifest import (
     make_committed,
     make_manifest,
 )
+from ckptd.shared.protocol.publication import Intents
 from ckptd.store.facts import CommitOutcome, Committer
 from ckptd.store.numbers import check_counted, forget_superseded, mark_superseded, taken_over_by
-from ckptd.store.posix.publish import how_to_publish_by_hand, mark_unpublished
+from ckptd.store.posix.publish import mark_unpublished, publish
 from ckptd.store.posix.records import PosixRecords
 from ckptd.store.posix.scan import Place, committed_at, files_at
 from ckptd.store.scan import read_vote, vote_names
@@ -60,12 +62,13 @@ def _reaching(point: str) -> Callable[[], None]:
     return functools.partial(failpoints.reach, point)
 
 
-def commit(
+def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what follows
     fs: FileLayer,
     key: JobKey,
     save: SaveId,
     writer: str,
     by: Committer | None = None,
+    intents: Intents = MappingProxyType({}),
 ) -> CommitOutcome:
     """The checkpoint under its final name, durable, made from the votes on the disk alone.
 
@@ -74,7 +77,7 @@ def commit(
 
     Returns at once when it is committed already, by whomever. Raises DamagedError, naming the file, when a vote is
     damaged or missing, a file is absent or has another size, or another save has the final name. writer: program and
-    version. Nothing is published here: the outcome says whether that is due.
+    version. intents: where this user wants a trainer's files, of this save and of newer ones.
     """
     place, records = Place(key, save), PosixRecords(fs, key)
     if by is not None:
@@ -101,9 +104,9 @@ def commit(
         forget_superseded(records, save.dirname)  # of a committer that knew less of the sessions that are over
     note = set_latest(fs, place)
     failpoints.reach("commit.after-latest")
-    by_hand = how_to_publish_by_hand(fs, key, save)
-    notes = [note, by_hand if by is None else "", _tidy(fs, place.final)]  # each whatever became of the others
-    return CommitOutcome(committed, "; ".join(filter(None, notes)), published=not by_hand, left_out=left_out)
+    unpublished = publish(fs, key, save, intents)
+    notes = [note, unpublished, _tidy(fs, place.final)]  # each whatever became of the others
+    return CommitOutcome(committed, "; ".join(filter(None, notes)), published=not unpublished, left_out=left_out)
 
 
 def _write_and_rename(fs: FileLayer, place: Place, writer: str) -> tuple[Committed, str]:

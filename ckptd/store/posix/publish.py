@@ -57,15 +57,6 @@ def is_unpublished(fs: FileLayer, key: JobKey, dirname: str) -> bool:
     return True
 
 
-def how_to_publish_by_hand(fs: FileLayer, key: JobKey, save: SaveId) -> str:
-    """What to say of a committed checkpoint that nobody has published; empty: it is, or there is nothing to be."""
-    try:
-        waits = is_unpublished(fs, key, save.dirname)
-    except OSError:  # it may be
-        waits = True
-    return _unknown(Place(key, save).final) if waits else ""
-
-
 @dataclass(frozen=True, slots=True)
 class Proved:
     """A committed checkpoint with its trainer's files, as its records prove them: what may be published.
@@ -184,13 +175,13 @@ def publish_left(fs: FileLayer, key: JobKey, intents: Intents) -> tuple[list[Sav
 
 
 def publish_own_part(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents) -> str:
-    """Of a checkpoint that a node has committed: all of it, or what others left of it, the files of this node's ranks.
+    """Of a checkpoint that another node committed: what that left, or else the files of this node's ranks.
 
     Each node puts its own beside somebody's files. Empty, or why they are not there.
     """
-    path, to = Place(key, save).final, intents.get(save)
+    path, to = Place(key, save).final, intents[save]
     try:
-        if to is None or to.drafts or is_unpublished(fs, key, save.dirname):
+        if to.drafts or is_unpublished(fs, key, save.dirname):
             return publish(fs, key, save, intents)
         if to.whole:
             committed_at(fs, Place(key, save))  # raises when what is published there is another's

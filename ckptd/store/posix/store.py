@@ -56,10 +56,12 @@ class PosixStore(Store):
     def put_vote(self, job: str, vote: Vote) -> None:
         commit.write_vote(self._fs, self._key(job), vote)
 
-    def commit(self, job: str, save: SaveId, writer: str, by: Committer | None = None) -> CommitOutcome:
+    def commit(
+        self, job: str, save: SaveId, writer: str, by: Committer | None = None, intents: Intents = NO_INTENTS
+    ) -> CommitOutcome:
         if by is not None:
             self.check(by.store_id)
-        return commit.commit(self._fs, self._key(job), save, writer, by)
+        return commit.commit(self._fs, self._key(job), save, writer, by, intents)
 
     def latest(self, job: str) -> str:
         return latest_name(self._fs, self._key(job))
