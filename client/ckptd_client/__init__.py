@@ -20,11 +20,14 @@ from ckptd.shared.base.errors import (
     WaitTimeoutError,
     WrongStoreError,
 )
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol.messages import End, Milestone
 from ckptd_client._connect import connect
 from ckptd_client._gather import FlatPart, Gathering
 from ckptd_client._load.files import RestoredFiles
 from ckptd_client._load.foreign.load_from import Loaded
 from ckptd_client._load.restored import Restored
+from ckptd_client._local.rank import Group
 from ckptd_client._save.stats import Stats
 from ckptd_client._state.leaves import register
 from ckptd_client.client import Client
@@ -38,11 +41,14 @@ __all__ = [
     "ConfigError",
     "ConnectError",
     "DamagedError",
+    "End",
     "FlatPart",
     "GatherError",
     "Gathering",
+    "Group",
     "IntegrityError",
     "Loaded",
+    "Milestone",
     "MismatchError",
     "PeerError",
     "ProtocolError",
@@ -52,6 +58,7 @@ __all__ = [
     "SafetensorsFile",
     "SaveFailedError",
     "SaveHandle",
+    "SaveId",
     "StaleIncarnationError",
     "Stats",
     "TorchFile",

@@ -91,11 +91,6 @@ _STORES = (
         "polite_kill.py::test_a_store_that_is_away_does_not_hold_it_beyond_its_time",
     ),
     _row(
-        "a-directory-that-hangs-is-waited-for-once", f"{_DAEMON}publishing.py",
-        "self._slow.add(job)", "pass",
-        "hung_store.py::test_saves_are_durable_though_their_trainers_directory_hangs",
-    ),
-    _row(
         "a-load-says-that-the-store-is-silent", f"{_COORDINATOR}restores.py",
         'self._round.notes.append(f"the store did not answer: {event.problem}")', "pass",
         "hung_store.py::test_load_from_memory_needs_no_store_and_says_what_it_did_without",

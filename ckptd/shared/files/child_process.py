@@ -1,6 +1,7 @@
 """How a process of ckptd starts another one: with its own interpreter and from its own copy of the code."""
 
 import os
+import site
 import sys
 
 import ckptd
@@ -12,6 +13,11 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """This process's variables, with the directory of its ckptd first in PYTHONPATH, installed or not."""
-    paths = [os.path.dirname(os.path.dirname(os.path.abspath(ckptd.__file__))), os.environ.get("PYTHONPATH")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    """This process's variables, with the directory of its ckptd first in PYTHONPATH where it is not installed.
+
+    Where it is, the interpreter finds it, and the other packages there must not come before Python's own.
+    """
+    root = os.path.dirname(os.path.dirname(os.path.abspath(ckptd.__file__)))
+    if root in (*site.getsitepackages(), site.getusersitepackages()):
+        return dict(os.environ)
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}

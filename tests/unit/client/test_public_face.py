@@ -115,6 +115,24 @@ def test_each_public_class_can_be_had_or_given():
     assert [name for name in sorted(classes - errors_of_ours) if not re.search(rf"\b{name}s?\b", others[name])] == []
 
 
+def classes_in(hint):
+    """All classes of a hint and of its arguments."""
+    if inspect.isclass(hint) and not typing.get_args(hint):
+        yield hint
+    for argument in typing.get_args(hint):
+        yield from classes_in(argument)
+
+
+def test_each_class_that_a_call_returns_can_be_imported_from_where_users_import():
+    shown = {one for _, one in public() if inspect.isclass(one)}
+    returned = {
+        (name, one) for name, found in public() for one in classes_in(dict(types_of(found) or {}).get("return"))
+    }
+    ours = {(name, one.__name__) for name, one in returned if one.__module__.startswith("ckptd") and one not in shown}
+    assert {name for name, _ in ours} <= {"SafetensorsFile.lay_out", "TorchFile.lay_out"}, "save_files alone calls them"
+    assert ("Client.save", ckptd_client.SaveHandle) in returned
+
+
 def types_of(found):
     found = found.fget if isinstance(found, property) else found
     return typing.get_type_hints(found) if inspect.isfunction(found) else ""
