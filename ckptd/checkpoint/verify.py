@@ -354,7 +354,7 @@ def _verify_slot(path: str, report: Report) -> None:
                 report.problem(path, f"{nbytes} bytes, too few for the {seal.content_nbytes} that its seal says")
                 return
             _check_slot(file, path, seal, report)
-    except (OSError, IntegrityError) as error:
+    except (OSError, DamagedError) as error:
         report.problem(path, str(error))
 
 

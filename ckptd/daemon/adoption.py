@@ -13,7 +13,7 @@ from ckptd.core import events as ev
 from ckptd.core.jobs import Catalogue
 from ckptd.daemon.liveness import Liveness, job_of
 from ckptd.parity.files import Parities
-from ckptd.shared.base.errors import ConfigError, IntegrityError
+from ckptd.shared.base.errors import ConfigError, DamagedError, IntegrityError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.base.log_line import line
 from ckptd.shared.files.integrity_key import integrity_of
@@ -24,15 +24,19 @@ log = logging.getLogger("ckptd")
 
 
 def open_arena(config: Config) -> Arena:
-    """The daemon's arena, open. Raises ConfigError, also when what is staged there has another key than it, or none."""
+    """The daemon's arena, open.
+
+    Raises ConfigError, also when what is staged there is of another version, or has another key than it, or none.
+    """
     arena = Arena(config.arena, config.budget_nbytes, integrity_of(config.integrity, config.integrity_key_file))
     arena.open()
     try:
         arena.scan()
         Parities(arena).scan()
-    except IntegrityError as error:
+    except DamagedError as error:
         arena.close(remove=False)
-        again = f"start the daemon with the settings it had: {error.hint}"
+        settings = "start the daemon with the settings it had: " if isinstance(error, IntegrityError) else ""
+        again = f"{settings}{error.hint}"
         hint = f"{again}; or, to give up what is staged: rm -r {arena.path}"
         raise ConfigError(error.message, hint=hint) from None
     return arena

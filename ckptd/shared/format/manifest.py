@@ -1,7 +1,9 @@
 """Records of the commit: vote, manifest, COMMITTED. Each is self-checking or checked by the next."""
 
 import collections
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -29,7 +31,7 @@ from ckptd.shared.format.integrity import XXH3, DigestKind, Integrity, KeyId, Pu
 from ckptd.shared.format.layout import Extent, Layout, are_parts, decode_layout, extents
 from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Attestation, Compared, compared, difference_of
 
-VERSION = 2
+VERSION = 3
 VOTES_DIR = "votes"
 PARITY_DIR = "parity"
 MANIFEST = "ckptd.manifest"
@@ -193,7 +195,31 @@ class _Said(msgspec.Struct):
     key_id: KeyId = ""
 
 
+class _Numbered(msgspec.Struct):
+    """The version of a vote or manifest, and of COMMITTED, whatever else one of another version says."""
+
+    version: int = VERSION
+    format: int = VERSION
+
+
 _said_decoder = msgspec.msgpack.Decoder(_Said)
+
+
+def _check_version(number: int, where: str, what: str = "version") -> None:
+    if number != VERSION:
+        raise DamagedError(f"{where}: {what} {number}, this program reads {VERSION}")
+
+
+def _refuse_other_version(raw: bytes | memoryview, decode: Callable[..., _Numbered], where: str) -> None:
+    """Of a record that cannot be decoded: one of another version may have other fields."""
+    with contextlib.suppress(*MALFORMED):
+        said = decode(raw)
+        _check_version(said.version, where)
+        _check_version(said.format, where, "format")
+
+
+_of_record = partial(_refuse_other_version, decode=msgspec.msgpack.Decoder(_Numbered).decode)
+_of_committed = partial(_refuse_other_version, decode=msgspec.json.Decoder(_Numbered).decode)
 
 
 def _open_record(data: bytes, where: str, integrity: Integrity, purpose: Purpose) -> memoryview:
@@ -220,7 +246,8 @@ def decode_vote(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Vote
 
     IntegrityError, which is one, when it is proved in another way.
     """
-    vote = decoded(_vote_decoder.decode, _open_record(data, where, integrity, Purpose.VOTE), where)
+    body = _open_record(data, where, integrity, Purpose.VOTE)
+    vote = decoded(_vote_decoder.decode, body, where, look=partial(_of_record, where=where))
     _check(vote, where, integrity)
     if vote.stock_objects:
         _check_objects(vote.stock_objects, where)
@@ -251,7 +278,8 @@ def are_all_ranks(files: Sequence[FileRecord], world_size: int) -> bool:
 
 def decode_manifest(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Manifest:
     """The manifest in a file's content. Raises DamagedError, naming where; IntegrityError as decode_vote does."""
-    manifest = decoded(_manifest_decoder.decode, _open_record(data, where, integrity, Purpose.MANIFEST), where)
+    body = _open_record(data, where, integrity, Purpose.MANIFEST)
+    manifest = decoded(_manifest_decoder.decode, body, where, look=partial(_of_record, where=where))
     _check(manifest, where, integrity)
     if not are_all_ranks(manifest.files, manifest.world_size):
         raise DamagedError(f"{where}: files of {len(manifest.files)} ranks, the job has {manifest.world_size}")
@@ -263,8 +291,7 @@ def decode_manifest(data: bytes, *, where: str, integrity: Integrity = XXH3) -> 
 
 
 def _check(found: Vote | Manifest, where: str, integrity: Integrity) -> None:
-    if found.version != VERSION:
-        raise DamagedError(f"{where}: version {found.version}, this program reads {VERSION}")
+    _check_version(found.version, where)
     integrity.check(found.digest_kind, found.key_id, where)
     for record in found.files:
         if record.name != file_name(record.rank):
@@ -357,9 +384,8 @@ def encode_committed(committed: Committed) -> bytes:
 
 def decode_committed(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Committed:
     """The record in COMMITTED. Raises DamagedError, naming where; IntegrityError as decode_vote does."""
-    committed = decoded(_committed_decoder.decode, data, where)
-    if committed.format != VERSION:
-        raise DamagedError(f"{where}: format {committed.format}, this program reads {VERSION}")
+    committed = decoded(_committed_decoder.decode, data, where, look=partial(_of_committed, where=where))
+    _check_version(committed.format, where, "format")
     integrity.check(committed.digest_kind, committed.key_id, where)
     if committed.proof != _proof(committed, integrity):
         raise DamagedError(f"{where}: its proof does not match: the record is damaged, or forged")

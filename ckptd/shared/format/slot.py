@@ -11,6 +11,7 @@ while it is granted to it, the daemon otherwise.
 """
 
 import enum
+import re
 import struct
 from typing import Annotated, NamedTuple
 
@@ -26,7 +27,9 @@ from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Attestati
 PAGE = 4096
 SEAL_NBYTES = PAGE
 SEALS_NBYTES = 2 * SEAL_NBYTES
-_MAGIC = b"CKPTDSL2"
+VERSION = 3
+_MAGIC = b"CKPTDSL%d" % VERSION
+_OF_ANY_VERSION = re.compile(rb"CKPTDSL(\d)")
 _PREFIX = struct.Struct("<8sQI")  # magic, sequence, body length
 _BODY_MAX = SEAL_NBYTES - _PREFIX.size - DIGEST_NBYTES
 MAX_LAYOUT_NBYTES = 1 << 30
@@ -176,22 +179,43 @@ def is_page(page: bytes, integrity: Integrity = XXH3) -> bool:
     return _decode_page(page, integrity) is not None
 
 
+class _Said(msgspec.Struct):
+    """What a seal of any version says of itself."""
+
+    state: SlotState = SlotState.FREE
+    key_id: KeyId = ""
+
+
+_said_decoder = msgspec.msgpack.Decoder(_Said)
+
+
 def _check_not_anothers(pages: bytes, integrity: Integrity, where: str) -> None:
-    """Raises IntegrityError when a page that does not count is no torn one, but of another key, or of none."""
+    """Raises DamagedError when a page that does not count is no torn one, but of another version.
+
+    IntegrityError, which is one, when it is of another key, or of none.
+    """
     for index in (0, 1):
         page = pages[index * SEAL_NBYTES : (index + 1) * SEAL_NBYTES]
-        found = _parse_page(page)
-        if found is None or found[1].state is SlotState.FREE or found[1].key_id == integrity.key_id:
+        magic, _, body_nbytes = _PREFIX.unpack_from(page.ljust(_PREFIX.size, b"\0"))
+        version = _OF_ANY_VERSION.fullmatch(magic)
+        try:
+            said = _said_decoder.decode(page[_PREFIX.size : _PREFIX.size + body_nbytes])
+        except MALFORMED:
             continue
-        key_id = found[1].key_id
-        if key_id or _is_whole(page, XXH3):
-            raise integrity.stranger(KEYED_KIND if key_id else KIND, key_id, where)
+        if version is None or said.state is SlotState.FREE or not (said.key_id or _is_whole(page, XXH3)):
+            continue
+        if magic != _MAGIC:
+            text = f"{where}: its seal is of version {int(version[1])}, this program reads {VERSION}"
+            raise DamagedError(text, hint="drain it with the ckptd that wrote it: ckptd drain --wait")
+        if said.key_id != integrity.key_id:
+            raise integrity.stranger(KEYED_KIND if said.key_id else KIND, said.key_id, where)
 
 
 def decode_seals(pages: bytes, integrity: Integrity = XXH3, *, where: str = "slot") -> tuple[int, int, Seal]:
     """(index, sequence, seal) of the younger valid page of the two; a free seal of sequence 0 when neither is valid.
 
-    Raises IntegrityError, naming where, when neither is valid here and one is a seal with another key, or without one.
+    Raises DamagedError, naming where and both versions, when neither is valid here and one is a seal of another
+    version; IntegrityError, which is one, when one is a seal with another key, or without one.
     """
     best = (1, 0, Seal())
     for index in (0, 1):

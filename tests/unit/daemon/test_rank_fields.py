@@ -130,7 +130,7 @@ def nbytes_of(seal):
 def page_of(seal):
     """As encode_seal makes it, whatever it holds."""
     body = msgspec.msgpack.encode(seal)
-    head = (b"CKPTDSL2" + (9).to_bytes(8, "little") + len(body).to_bytes(4, "little") + body).ljust(4080, b"\0")
+    head = (b"CKPTDSL3" + (9).to_bytes(8, "little") + len(body).to_bytes(4, "little") + body).ljust(4080, b"\0")
     return head + digest(head)
 
 

@@ -181,3 +181,16 @@ def test_a_committed_of_another_format():
     raw = man.encode_committed(msgspec.structs.replace(COMMITTED, format=1))
     with pytest.raises(DamagedError, match="format 1"):
         man.decode_committed(raw, where="x")
+
+
+@pytest.mark.parametrize("changed", [{}, {"files": "other"}], ids=["fields as today", "other fields"])
+def test_records_of_another_version_are_refused_and_both_are_named(changed):
+    """Version 2 had `shares` in the place of `attestations`: read as version 3, no replica would have been compared."""
+    for record, decode in ((VOTES[0][0], man.decode_vote), (MANIFEST, man.decode_manifest)):
+        fields = msgspec.to_builtins(record, builtin_types=[bytes]) | {"version": 2} | changed
+        body = b"CKPTDMF1" + msgspec.msgpack.encode(fields)
+        with pytest.raises(DamagedError, match=r"^x: version 2, this program reads 3"):
+            decode(body + digest(body), where="x")
+    raw = msgspec.json.encode(msgspec.to_builtins(COMMITTED) | {"format": 2, "replicas": "apart"} | changed)
+    with pytest.raises(DamagedError, match=r"^x: format 2, this program reads 3"):
+        man.decode_committed(raw, where="x")
