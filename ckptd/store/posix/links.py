@@ -7,11 +7,10 @@ same time change nothing of each other's.
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
 
 import msgspec
 
-from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.decoding import decoded
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import JobKey, StorePath
 from ckptd.shared.format.manifest import LINKED, STOCK_METADATA
@@ -19,7 +18,8 @@ from ckptd.store.posix.scan import files_at, job_dir
 from ckptd.store.trainer_files import read_index, sources_of
 from ckptd.system.files import FileLayer, is_temp
 
-_MAX_NBYTES = 1 << 16
+_MAX_LINKED = 64  # directories
+_MAX_NBYTES = 1 << 20  # of all records
 
 
 class Linked(msgspec.Struct, frozen=True):
@@ -35,18 +35,16 @@ def is_linked_to(fs: FileLayer, key: JobKey, dirname: str) -> bool:
     """Whether a trainer finds the checkpoint's files by symbolic links, which without it would lead nowhere.
 
     Believes the checkpoint's own record of where they are: a user who forges it keeps that one checkpoint from removal.
-    Raises OSError where that cannot be read.
+    Raises OSError or DamagedError where that cannot be read, or is more than is read.
     """
     path = os.path.join(job_dir(key), dirname)
-    directories = list(_directories(fs, path))
+    directories = _directories(fs, os.path.join(path, LINKED))
     if not directories:
         return False
     try:
         sources = sources_of(path, read_index(files_at(fs, path)))
     except FileNotFoundError:  # of a state
         sources = {STOCK_METADATA: os.path.join(path, STOCK_METADATA)}
-    except DamagedError:  # no daemon publishes it
-        return False
     for directory in directories:
         for name, source in sources.items():
             with contextlib.suppress(OSError):  # the trainer has removed it
@@ -55,16 +53,38 @@ def is_linked_to(fs: FileLayer, key: JobKey, dirname: str) -> bool:
     return False
 
 
-def _directories(fs: FileLayer, path: str) -> Iterator[str]:
-    folder = os.path.join(path, LINKED)
+def _directories(fs: FileLayer, folder: str) -> list[str]:
+    found: list[str] = []
+    left = _MAX_NBYTES
+    for name in _records(fs, folder):
+        record = os.path.join(folder, name)
+        try:
+            raw = fs.read_file(record, left)
+        except FileNotFoundError:
+            continue
+        left -= len(raw)
+        try:
+            found.append(decoded(_decoder.decode, raw, record).directory)
+        except DamagedError as error:
+            raise _unreadable(folder, error.message) from error
+    return found
+
+
+def _records(fs: FileLayer, folder: str) -> list[str]:
     try:
-        names = fs.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for name in names:
-        if not is_temp(name):
-            with contextlib.suppress(FileNotFoundError, *MALFORMED):
-                yield _decoder.decode(fs.read_file(os.path.join(folder, name), _MAX_NBYTES)).directory
+        names = [name for name in fs.listdir(folder) if not is_temp(name)]
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError:
+        raise _unreadable(folder, f"{folder}: is a file, of an earlier version; this program reads a folder") from None
+    if len(names) > _MAX_LINKED:
+        raise _unreadable(folder, f"{folder}: has {len(names)} records, this program reads {_MAX_LINKED}")
+    return names
+
+
+def _unreadable(folder: str, what: str) -> DamagedError:
+    text = f"{what}; a trainer's directory may have links to the checkpoint, so it stays"
+    return DamagedError(text, hint=f"if none has: rm -r {folder}")
 
 
 def remember_links(fs: FileLayer, path: str, directory: str) -> None:

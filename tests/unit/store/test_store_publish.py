@@ -571,6 +571,56 @@ def test_links_that_cannot_be_read_keep_the_checkpoint(saved, key, out) -> None:
     assert remove_checkpoint(layer(key), key, OLD, saved)
 
 
+def _record(path: str, content: bytes) -> None:
+    os.mkdir(os.path.join(path, LINKED))
+    with open(os.path.join(path, LINKED, "0" * 32), "wb") as file:
+        file.write(content)
+
+
+def _old_list(path: str) -> None:
+    with open(os.path.join(path, LINKED), "wb") as file:
+        file.write(b'{"directories": ["/runs/best"]}')
+
+
+def _too_many(path: str) -> None:
+    _record(path, b'{"directory": "/runs/best"}')
+    for number in range(1, 65):
+        shutil.copyfile(os.path.join(path, LINKED, "0" * 32), os.path.join(path, LINKED, f"{number:032x}"))
+
+
+def _damaged_index(path: str) -> None:
+    _record(path, b'{"directory": "/runs/best"}')
+    with open(os.path.join(path, STOCK_FILES), "wb") as file:
+        file.write(b"[]")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda path: _record(path, b"{}"), f"{LINKED}/0+: .*directory"),
+        (lambda path: _record(path, b"\xff"), f"{LINKED}/0+: .*links to the checkpoint, so it stays"),
+        (lambda path: _record(path, b" " * (1 << 20) + b"{}"), "1048578 bytes, at most 1048576 expected"),
+        (_too_many, f"{LINKED}: has 65 records, this program reads 64"),
+        (_old_list, f"{LINKED}: is a file, of an earlier version; this program reads a folder"),
+        (_damaged_index, STOCK_FILES),
+    ],
+    ids=["no record", "no JSON", "large", "many", "earlier version", "index"],
+)
+def test_a_record_of_links_that_is_none_keeps_the_checkpoint_and_is_said(change, said, saved, key, out) -> None:
+    saved.commit(OLD, {"a": b"old"}, out / "best")
+    saved.commit(NEW, {"a": b"new"}, out / "new")
+    saved.publish(OLD)
+    change(saved.path(OLD))
+    with pytest.raises((OSError, DamagedError), match=said) as caught:
+        remove_checkpoint(layer(key), key, OLD, saved)
+    assert os.path.exists(saved.path(OLD, "COMMITTED"))
+    if f"hint: if none has: rm -r {saved.path(OLD, LINKED)}" in str(caught.value):
+        shutil.rmtree(saved.path(OLD, LINKED), ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(saved.path(OLD, LINKED))
+        assert remove_checkpoint(layer(key), key, OLD, saved)
+
+
 def test_what_is_not_committed_is_not_put_anywhere_by_hand(saved, key, out) -> None:
     saved.commit(OLD, {"a": b"old"}, out / "best")
     with open(os.path.join(key.store, key.job, OLD.dirname, "COMMITTED"), "wb") as file:
