@@ -14,23 +14,28 @@ from ckptd.shared.base.errors import ConnectError, WaitTimeoutError
 from ckptd.shared.files import locks
 from ckptd.shared.format import arena_paths
 from ckptd.shared.protocol.messages import Milestone
-from ckptd.shared.protocol.status import Status
+from ckptd.shared.protocol.status import JobStatus, Status
 from ckptd.system import human
 
 SCHEMA = 1
 _LOOK_AGAIN_S = 0.02
 _ANSWER_S = 5.0
 _FIRST_LOOK_S = 5.0
+_SEND_S = 1.0
 _SHOWN = 3
 
 
 class Remains(msgspec.Struct, kw_only=True):
-    """The newest checkpoint of a job that is staged on all ranks. durable: None where the daemon does not know it."""
+    """The newest checkpoint of a job that is staged on all ranks.
+
+    durable: None where the daemon does not know it; store_problem: then what the store answered, empty: nothing.
+    """
 
     job: str
     store: str
     step: int
     durable: bool | None
+    store_problem: str
     in_memory: bool
 
 
@@ -42,16 +47,12 @@ class Remains(msgspec.Struct, kw_only=True):
 def command(arena: str | None, wait: bool, timeout: str, as_json: bool) -> int:
     """End the daemon: it finishes the drain that runs, for up to stop_drain_s, and leaves what is staged in memory.
 
-    One that a client started also drains the newest checkpoint of each job in that time.
+    One that a client started also drains the newest checkpoint of each job in that time. One that has just begun gets
+    up to 5 s, and half of --timeout at most, for its first look at the store.
     """
-    where = common.arena_of(arena)
-    try:
-        before = ask_status(where, _ANSWER_S)
-    except NoDaemonError:
-        text = f"no daemon runs in {where}: there is nothing to stop"
-        raise NoDaemonError(text, hint="one with another arena: ckptd stop --arena DIR") from None
-    before = _once_seen(where, before)
-    status = _stop(where, before, common.seconds_of(timeout)) if wait else _ask(where)
+    where, timeout_s, start_s = common.arena_of(arena), common.seconds_of(timeout), time.monotonic()
+    before = _before(where, start_s + min(_FIRST_LOOK_S, timeout_s / 2))
+    status = _stop(where, before, timeout_s, start_s + timeout_s) if wait else _ask(where)
     remains = _remains(status)
     if as_json:
         found = {"arena": where, "pid": status.pid, "stopped": wait, "used_nbytes": status.used_nbytes}
@@ -71,14 +72,22 @@ def command(arena: str | None, wait: bool, timeout: str, as_json: bool) -> int:
     return 0
 
 
-def _once_seen(where: str, status: Status) -> Status:
-    """The status once the daemon has looked at the stores of its jobs; without that after some seconds."""
-    until_s = time.monotonic() + _FIRST_LOOK_S
+def _before(where: str, until_s: float) -> Status:
+    """The status once the daemon has looked at the stores of its jobs; without that at until_s. Raises ConnectError."""
+    try:
+        status = ask_status(where, _ANSWER_S)
+    except NoDaemonError:
+        text = f"no daemon runs in {where}: there is nothing to stop"
+        raise NoDaemonError(text, hint="one with another arena: ckptd stop --arena DIR") from None
     with contextlib.suppress(ConnectError):  # it ends meanwhile
-        while any(not job.store_seen for job in status.jobs) and time.monotonic() < until_s:
+        while any(_waits_for_store(job) for job in status.jobs) and time.monotonic() < until_s:
             time.sleep(_LOOK_AGAIN_S)
             status = ask_status(where, _ANSWER_S)
     return status
+
+
+def _waits_for_store(job: JobStatus) -> bool:
+    return not job.store_seen and not job.store_problem and newest_staged(job) is not None
 
 
 def _ask(where: str) -> Status:
@@ -86,11 +95,11 @@ def _ask(where: str) -> Status:
         return daemon.stop(wait=False)
 
 
-def _stop(where: str, before: Status, timeout_s: float) -> Status:
-    """The daemon's last status, once it has released the arena. Raises WaitTimeoutError."""
-    deadline_s, status = time.monotonic() + timeout_s, before
+def _stop(where: str, before: Status, timeout_s: float, deadline_s: float) -> Status:
+    """The daemon's last status, once it has released the arena. Raises WaitTimeoutError at deadline_s."""
+    status = before
     try:
-        with Daemon(where, timeout_s) as daemon:
+        with Daemon(where, max(deadline_s - time.monotonic(), _SEND_S)) as daemon:
             status = daemon.stop(wait=True)
     except ConnectError:
         pass  # it said nothing more: whether it is gone is seen below
@@ -117,6 +126,7 @@ def _remains(status: Status) -> list[Remains]:
             store=job.store,
             step=newest.step,
             durable=newest.milestone == Milestone.DURABLE if job.store_seen else None,
+            store_problem=job.store_problem,
             in_memory="arena" in newest.tiers,
         )
         for job, newest in found
@@ -127,5 +137,6 @@ def _remains(status: Status) -> list[Remains]:
 def _sentence(one: Remains) -> str:
     where = "stays in memory" if one.in_memory else "is no longer in memory"
     if one.durable is None:
-        return f"{one.job}: step {one.step} {where}; whether it is durable is not known: {one.store} has not answered"
+        why = human.printable(one.store_problem) or f"{one.store} has not answered"
+        return f"{one.job}: step {one.step} {where}; whether it is durable is not known: {why}"
     return f"{one.job}: step {one.step} {where} and is {'durable' if one.durable else 'not durable'}"

@@ -21,6 +21,7 @@ def jobs(jobs: Mapping[JobKey, Job], now: float, errors: Mapping[JobKey, list[st
 
 def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
     view = _protection(job)
+    seen = job.coordinator.saves.ready or job.node.coordinator != job.node.node
     return JobStatus(
         job=key.job,
         store=key.store,
@@ -36,7 +37,8 @@ def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
         nodes=[_node(node, _draining(job)) for node in view.nodes[:_MAX_NODES]],
         degraded=list(view.degraded),
         preempt_step=_preempt_step(job),
-        store_seen=job.coordinator.saves.ready or job.node.coordinator != job.node.node,
+        store_seen=seen,
+        store_problem="" if seen else job.coordinator.saves.store_problem,
         ends={str(end): count for end, count in sorted(job.coordinator.saves.ends.items())},
     )
 

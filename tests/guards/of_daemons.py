@@ -275,6 +275,11 @@ _FORGOTTEN = (
         "stop_and_forget.py::test_stop_does_not_call_a_step_not_durable_while_the_store_has_not_answered",
     ),
     _row(
+        "stop-names-what-the-store-answered", "ckptd/core/coordinator/saves.py",
+        "self.store_problem = event.problem", "self.store_problem = str()",
+        "stop_and_forget.py::test_stop_names_what_a_store_that_is_no_longer_there_answers",
+    ),
+    _row(
         "forget-frees-slots", "ckptd/core/jobs.py",
         "slots = [UnlinkSlot(job=key, slot=slot.name) for slot in job.node.slots]", "slots = list[Action]()",
         "stop_and_forget.py::test_forget_frees_a_dead_job_and_says_how_much",

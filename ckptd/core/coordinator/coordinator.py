@@ -350,11 +350,12 @@ class Coordinator:
     def _no_store(self, event: ev.StoreScanned, now: float) -> list[Action]:
         """None was made there before the scan began, or what should be mounted there is not."""
         before, self._blank = self._blank, True
+        missing = f"no store lies at {self.job.store}: is its file system mounted?"
         if not self.sessions.session and self.leave.orphaned_at is None:
+            self.saves.store_problem = missing
             return []  # a number makes it
         if not before and not event.after:
             return [self._scan()]
-        missing = f"no store lies at {self.job.store}: is its file system mounted?"
         return self._scanned(replace(event, problem=missing), now)
 
     def _scanned(self, event: ev.StoreScanned, now: float) -> list[Action]:

@@ -35,6 +35,7 @@ class Saves(Drains):
         self.due = DrainCadence()
         self.incarnation = 0  # the job's present one
         self.silent_since: float | None = None  # the store was asked then, and has never answered
+        self.store_problem = ""  # of the last look
         self.awaited: Container[SaveId] = ()  # not whole as far as is known, but more may be found
 
     # --- staging
@@ -191,6 +192,7 @@ class Saves(Drains):
 
     def scanned(self, event: ev.StoreScanned, incarnation: int, now: float) -> list[Action]:
         """Compares with what lies on the store: marks the durable, finishes or removes the unfinished."""
+        self.store_problem = event.problem
         if event.problem:
             if not self.ready:
                 self.silent_since = now if self.silent_since is None else self.silent_since

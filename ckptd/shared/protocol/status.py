@@ -113,6 +113,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     silent: list[str] = []  # nodes that were asked and did not answer in time; then the rest may be old, too
     preempt_step: int | None = None  # at which ranks that ask save: somebody is about to end the job; -1: being agreed
     store_seen: bool = True  # False: this daemon coordinates the job, and does not know yet what is durable
+    store_problem: str = ""  # of the look after which store_seen is still false; empty: there was none, or it is true
     ends: dict[str, int] = {}  # how many saves ended how, as far as this coordinator knows; empty elsewhere
 
 

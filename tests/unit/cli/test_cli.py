@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from ckptd import __version__, cli
 from ckptd.cli import common
 from ckptd.cli import drain as drain_verb
 from ckptd.cli import status as status_verb
+from ckptd.cli import stop as stop_verb
 from ckptd.peers.keys import read_keys
 from ckptd.shared.base.errors import BudgetError, ConnectError, DamagedError, UsageError, WaitTimeoutError
 from ckptd.shared.base.ids import JobKey, SaveId, file_name
@@ -381,6 +383,68 @@ def test_drain_with_a_timeout_that_is_none(ckptd):
     code, _, err = ckptd("drain", "--timeout", "soon")
     assert code == 2
     assert "error: --timeout: 'soon' is no duration" in err
+
+
+# --- stop ---
+
+
+class Stopped(Daemon):
+    """Ends when it is asked to."""
+
+    def __init__(self, *statuses) -> None:
+        super().__init__(*statuses)
+        self.asked = 0
+
+    def stop(self, *, wait):
+        self.asked += 1
+        return self.status()
+
+
+@pytest.fixture
+def stopped(ckptd, monkeypatch):
+    """stopped(*statuses, words) -> (exit code, stdout, stderr) of ckptd stop, the daemon, and the seconds it took."""
+
+    def run(*statuses, words=()):
+        daemon = Stopped(*statuses)
+        monkeypatch.setattr(stop_verb, "Daemon", daemon.connect)
+        monkeypatch.setattr(stop_verb, "ask_status", lambda *_: daemon.status())
+        start_s = time.monotonic()
+        return *ckptd("stop", *words), daemon, time.monotonic() - start_s
+
+    return run
+
+
+def of_store(seen, problem=""):
+    (job,) = with_job(STAGED).jobs
+    return a_status.status(jobs=[msgspec.structs.replace(job, store_seen=seen, store_problem=problem)])
+
+
+def test_stop_with_a_timeout_that_is_none_asks_nothing(stopped):
+    for words in (("--timeout", "soon"), ("--wait", "--timeout", "soon")):
+        code, _, err, daemon, seconds = stopped(of_store(False), words=words)
+        assert (code, daemon.asked) == (2, 0)
+        assert "error: --timeout: 'soon' is no duration" in err
+        assert seconds < 4
+
+
+def test_stop_names_what_the_store_answered_at_once(stopped):
+    code, out, _, daemon, seconds = stopped(of_store(False), of_store(False, "no store lies at /s"))
+    assert (code, daemon.asked) == (0, 1)
+    assert "step 10 stays in memory; whether it is durable is not known: no store lies at /s\n" in out
+    assert seconds < 4
+
+
+def test_the_first_look_at_the_store_takes_half_of_the_timeout_at_most(stopped):
+    code, out, _, daemon, seconds = stopped(of_store(False), words=("--wait", "--timeout", "600ms"))
+    assert (code, daemon.asked) == (0, 1)
+    assert f"is not known: {a_status.STORE} has not answered" in out
+    assert 0.3 <= seconds < 4
+
+
+def test_stop_does_not_wait_for_the_store_of_a_job_that_has_nothing_staged(stopped):
+    (job,) = with_job().jobs
+    code, _, _, _, seconds = stopped(a_status.status(jobs=[msgspec.structs.replace(job, store_seen=False)]))
+    assert (code, seconds < 4) == (0, True)
 
 
 # --- verbs that look at the store ---
