@@ -142,6 +142,28 @@ def test_a_hung_store_harms_no_job_on_another_store(node: Node, fuse: FuseStore,
         assert ranks.call("handle", 1)[0][1] is None
 
 
+@needs_fuse
+def test_a_save_is_durable_when_the_directory_of_its_trainer_no_longer_hangs(fuse: FuseStore, tmp_path: Path):
+    """It lies on another file system than the store, where the checkpoint is committed meanwhile."""
+    (tmp_path / "store").mkdir()
+    with told(str(tmp_path / "store")) as node:
+        node.start()
+        with Ranks(node) as ranks:
+            ranks.call("connect")
+            fuse.hang()
+            for step in (1, 2):
+                ranks.call("save_files", step, directory=f"{fuse.path}/step{step}")
+            wait_for(lambda: list((tmp_path / "store").glob("*/step-000000001.*/COMMITTED")))
+            time.sleep(1.0)
+            answers_at_once(node)
+            assert [ranks.call("handle", step)[0][:2] for step in (1, 2)] == [("staged", None)] * 2
+            fuse.go_on()
+            for step in (1, 2):
+                assert ranks.call("wait", step) == [("durable", "durable")]
+                assert f"step{step}" in os.listdir(fuse.behind)
+            ranks.call("close")
+
+
 @needs_root
 def test_a_full_store_is_tried_again_until_there_is_room(tmp_path: Path):
     store = tmp_path / "store"

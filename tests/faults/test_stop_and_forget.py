@@ -148,16 +148,19 @@ def test_stop_does_not_call_a_step_not_durable_while_the_store_has_not_answered(
         assert text in done.stdout
 
 
-def test_stop_names_what_a_store_that_is_no_longer_there_answers(node: Node):
-    node.start()
-    staged(node, drained=True)
-    node.kill()
-    Path(node.store).rename(f"{node.store}-away")
-    node.start("--stop-drain-s", "0")
-    found = json.loads(ckptd(node, "stop", "--json").stdout)["jobs"]
-    Path(f"{node.store}-away").rename(node.store)
-    assert [(job["step"], job["durable"]) for job in found] == [(1, None)]
-    assert node.store in found[0]["store_problem"]
+def test_stop_names_what_a_store_that_is_no_longer_there_answers(tmp_path: Path):
+    store, away = tmp_path / "store", tmp_path / "away"
+    store.mkdir()
+    with told(str(store), logs=str(tmp_path)) as node:
+        node.start()
+        staged(node, drained=True)
+        node.kill()
+        store.rename(away)
+        node.start("--stop-drain-s", "0")
+        found = json.loads(ckptd(node, "stop", "--json").stdout)["jobs"]
+        away.rename(store)
+        assert [(job["step"], job["durable"]) for job in found] == [(1, None)]
+        assert str(store) in found[0]["store_problem"]
 
 
 # --- forget

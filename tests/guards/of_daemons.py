@@ -107,6 +107,11 @@ _STORES = (
         "hung_store.py::test_a_hung_store_harms_no_job_on_another_store",
     ),
     _row(
+        "durable-means-published", "ckptd/store/posix/commit.py",
+        "unpublished = publish(fs, key, save, intents)", 'unpublished = ""',
+        "hung_store.py::test_a_save_is_durable_when_the_directory_of_its_trainer_no_longer_hangs",
+    ),
+    _row(
         "a-drain-is-tried-again-soon", f"{_COORDINATOR}drains.py",
         "self.retry_at = now + pause", "self.retry_at = now + 600 * pause",
         "hung_store.py::test_a_full_store_is_tried_again_until_there_is_room",
