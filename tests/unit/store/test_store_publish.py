@@ -14,6 +14,7 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.integrity import XXH3, Keyed
 from ckptd.shared.format.manifest import LINKED, STOCK_FILES, UNPUBLISHED
 from ckptd.shared.protocol.publication import Publication, check_publication
+from ckptd.store.posix.commit import commit
 from ckptd.store.posix.links import is_linked_to, remember_links
 from ckptd.store.posix.publish import publish, publish_left, publish_own_part, publish_to
 from ckptd.store.posix.removal import remove_checkpoint
@@ -553,6 +554,22 @@ def test_of_two_that_record_links_at_once_neither_loses_those_of_the_other(saved
             assert is_linked_to(layer(key), key, OLD.dirname), (at, directory)
             (directory / "a").unlink()
     assert at > 5
+
+
+def test_what_cannot_be_read_of_a_checkpoint_is_named_where_no_place_for_it_is_known(saved, key, out) -> None:
+    """As by ckptd commit: that nobody knows its place would be the wrong cause."""
+
+    class Sick(FileLayer):
+        def size(self, path: str) -> int:
+            if path.endswith(UNPUBLISHED):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            return super().size(path)
+
+    saved.commit(OLD, {"a": b"old"}, out / "best")
+    note = commit(Sick(key.store), key, OLD, "test").note
+    assert f"{saved.path(OLD).rstrip('/')} was not published: [Errno {errno.EIO}] {os.strerror(errno.EIO)}" in note
+    assert "nobody here knows" not in note
+    assert "nobody here knows any more where to" in commit(layer(key), key, OLD, "test").note
 
 
 def test_links_that_cannot_be_read_keep_the_checkpoint(saved, key, out) -> None:
