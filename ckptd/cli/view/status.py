@@ -275,9 +275,9 @@ def _protected_mark(one: CheckpointStatus, marks: Marks, *, coming: bool) -> Tex
     """Durable outranks protected, but is no proof that parity was ever made."""
     if one.protected or one.milestone == Milestone.PROTECTED:
         return Text(marks.reached, "green")
-    if one.milestone == Milestone.DURABLE and one.tiers:
-        return Text("not needed", "dim")
-    return Text(marks.running, "yellow") if coming else Text(marks.none, "dim")
+    if coming:
+        return Text(marks.running, "yellow")
+    return Text("not needed" if one.milestone == Milestone.DURABLE and one.tiers else marks.none, "dim")
 
 
 def _durable_mark(one: CheckpointStatus, marks: Marks) -> Text:

@@ -126,6 +126,11 @@ def test_parity_that_is_being_made_was_made_or_never_will_be():
     marks = [line(text, str(step)).split()[3] for step in (1400, 1350, 1300, 1250, 1200)]
     assert marks == ["–", "…", "–", "✓", "not"]  # noqa: RUF001
     assert line(text, "1200").startswith("1200 4 ✓ not needed ✓ pfs")
+    (newest,) = rows[1:2]
+    for tiers, mark in ((["arena", "pfs"], "…"), (["pfs"], "not needed")):
+        rows[1] = msgspec.structs.replace(newest, phase="durable", milestone="durable", end="durable", tiers=tiers)
+        durable = shown(a_status.status(jobs=[a_status.job(checkpoints=rows, nodes=nodes, **FOUR)]))
+        assert line(durable, "1350").startswith(f"1350 4 ✓ {mark} ✓ "), "its parity is made while it is in memory"
     assert line(text, "nodes") == "nodes 4 nodes · xor in 1 set"
 
 
