@@ -134,8 +134,8 @@ class Store(abc.ABC):
         """The store, made if it is new and nobody remembers another one for the job.
 
         remembered: ids that arenas have for the job. wanted: the id that the session has, or that the user asks for;
-        ANY_STORE: whatever lies there. make: False leaves a store that is missing alone. exact: nobody is there to be
-        warned, so that another store than the remembered ones is an error.
+        ANY_STORE: whatever lies there. make: False writes nothing, neither a store that is missing nor an id that was
+        lost. exact: nobody is there to be warned, so that another store than the remembered ones is an error.
         Raises WrongStoreError when the store is not the wanted one, or is missing where one is remembered.
         """
         found = self.store_id(job)
@@ -162,8 +162,8 @@ class Store(abc.ABC):
                 f"connect(store_id={ANY_STORE!r}); to give up that, too, on each of its nodes: "
                 f"ckptd forget {job} --store {self.url}",
             )
-        if found is None and not make:
-            return OpenedStore("")
+        if not make:
+            return OpenedStore(found or "")
         made, warnings = self.make(found)
         if found is not None and remembered and found not in remembered:
             warnings.append(

@@ -98,6 +98,16 @@ def test_a_lost_id_is_written_again_from_the_jobs_checkpoints(tmp_path) -> None:
     assert store_id_at(FS, key.store) == STORE_ID
 
 
+def test_a_look_leaves_a_lost_id_to_who_can_be_warned(tmp_path) -> None:
+    """The scan before a session and the number that it takes run side by side: ranks see the warnings of the second."""
+    key = JobKey(str(tmp_path / "store"), "demo")
+    os.mkdir(key.store)
+    committed(FS, key, SaveId(1, 1, 5, RUN))
+    seen = PosixStore(key.store, fs=FS).open("demo", make=False, exact=True)
+    assert (seen.store_id, seen.warnings) == (STORE_ID, [])
+    assert "was lost" in PosixStore(key.store, fs=FS).open("demo").warnings[0]
+
+
 def test_a_lost_id_is_written_again_from_the_checkpoints_of_any_job(tmp_path) -> None:
     """Else a job with no checkpoints that connects first gives the store another id, and a running job loses it."""
     key = JobKey(str(tmp_path / "store"), "demo")
