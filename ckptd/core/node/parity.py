@@ -65,7 +65,8 @@ class Protection:
         if (members, epoch) == (self.members, self.epoch):
             return []  # a restarted daemon receives what it kept: later offers of members stay
         actions = self._stop()
-        self.ordered, self._offers = None, {}
+        early = {key: offers for key, offers in self._offers.items() if key[1] == epoch}
+        self.ordered, self._offers = None, {k: {n: early[k][n] for n in early[k] if n in members} for k in early}
         self.members = members
         self.scheme = topology.scheme.among(len(self.members))
         self._protects = topology.scheme.among(len(topology.peers)) is not Scheme.NONE
@@ -107,8 +108,9 @@ class Protection:
         return [*self._tell(self.ordered, column, self.members), *self._encode()]
 
     def offered(self, offer: ev.ColumnOffered) -> list[Action]:
-        """A member's column."""
-        if offer.node not in self.members or offer.column.node != offer.node or offer.epoch != self.epoch:
+        """A member's column. The one of a later topology may be here before that topology is."""
+        of_now = offer.epoch == self.epoch and offer.node in self.members
+        if offer.column.node != offer.node or not (of_now or offer.epoch > self.epoch):
             return []
         self._remember((offer.save, offer.epoch), offer.column)
         return self._encode()
