@@ -92,10 +92,10 @@ architecture: $(DEV)
 wheel: $(DEV)
 	scripts/wheel_check.sh $(BIN)/python
 
-faults: $(DEV) ## the long form of all tests that have one: every crash point, all layouts; SHARE=0/40 for one part of 40
+faults: $(DEV) ## the long form of all tests that have one: every crash point, all layouts; SHARE=0/100 for one part of 100
 	FAULTS=long MUTANTS=40 SHARE=$(SHARE) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --timeout 600 tests
 
-guards: $(DEV) ## each guard of the product removed in a copy, and its tests seen to fail: ONLY="NAME ..." SHARE=0/40 COUNT=10 SEED=0
+guards: $(DEV) ## each guard of the product removed in a copy, and its tests seen to fail: ONLY="NAME ..." SHARE=0/100 COUNT=10 SEED=0
 	PYTHONPATH=.:client $(BIN)/python -m tests.guards.run $(ONLY) $(if $(SHARE),--share $(SHARE)) $(if $(filter file,$(origin COUNT)),,--count $(COUNT) --seed $(SEED))
 
 histories: $(DEV) ## one job started over, remounted, lost and returned on real daemons: COUNT=200 SEED=0
