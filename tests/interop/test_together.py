@@ -7,6 +7,7 @@ import re
 import pytest
 
 from ckptd.shared.format.arena_paths import READ_GROUP_SUFFIX
+from ckptd.shared.format.digest import BLOCK_NBYTES
 from tests.cluster import Node
 from tests.interop.launch import on_nodes, on_ranks
 from tests.interop.together_ranks import ELEMENTS
@@ -60,7 +61,8 @@ def test_each_block_is_read_once_on_the_node(saved, tmp_path, ranks):
 def test_each_block_is_read_once_in_the_job(nodes, tmp_path, many, ranks, call):
     found = read(on_nodes(nodes[:many], ranks, "together_ranks.py", call, str(tmp_path)))
     assert len(found) == ranks
-    assert WHOLE <= sum(found) < 1.1 * WHOLE + ranks * 2**20, found
+    # One block more: a rank that a loaded machine stops for the patience of the others has its block read by one of them.
+    assert WHOLE <= sum(found) < 1.1 * WHOLE + ranks * 2**20 + BLOCK_NBYTES, found
     assert max(found) < 0.6 * WHOLE, found
     assert groups(*nodes) == []
 
