@@ -61,7 +61,7 @@ def test_each_block_is_read_once_on_the_node(saved, tmp_path, ranks):
 def test_each_block_is_read_once_in_the_job(nodes, tmp_path, many, ranks, call):
     found = read(on_nodes(nodes[:many], ranks, "together_ranks.py", call, str(tmp_path)))
     assert len(found) == ranks
-    # One block more: a rank that a loaded machine stops for the patience of the others has its block read by one of them.
+    # One block more: where a loaded machine stops a rank for the patience of the others, one of them reads its block.
     assert WHOLE <= sum(found) < 1.1 * WHOLE + ranks * 2**20 + BLOCK_NBYTES, found
     assert max(found) < 0.6 * WHOLE, found
     assert groups(*nodes) == []
