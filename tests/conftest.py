@@ -1,7 +1,8 @@
 """Hypothesis profiles: the default keeps `make test` quick, HYPOTHESIS_PROFILE=long searches for hours.
 
 And the order of the files: those that take longest come first, so that no worker is left with one at the end. And
-the groups: tests that share what a fixture of a module makes run in one worker, so that it is made once. And
+the groups: tests that share what a fixture of a module makes run in one worker, so that it is made once, and so do
+those of a short file, so that the workers are not handed thousands of pieces. And
 SHARE=K/N: the K-th of N shares of the tests, K counted on beyond N.
 """
 
@@ -19,6 +20,7 @@ from tests import durations
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background: what tests start is to hear it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_SHORT_S = 10.0
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 settings.register_profile(
@@ -43,8 +45,10 @@ def pytest_collection_modifyitems(config, items):
     seconds = durations.longest()
     items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0.0))
     for item in items:
-        if item.get_closest_marker("xdist_group") is None and _shares_a_fixture(item):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+        path = item.nodeid.partition("::")[0]
+        together = seconds.get(path, 0.0) < _SHORT_S or _shares_a_fixture(item)
+        if together and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(path))
 
 
 def _shares_a_fixture(item):

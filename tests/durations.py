@@ -9,6 +9,7 @@ import collections
 import contextlib
 import glob
 import os
+import re
 import resource
 import sys
 import time
@@ -18,6 +19,7 @@ import pytest
 
 LONGEST = os.path.join(os.path.dirname(__file__), "longest.tsv")
 _LONG_S = 4.0
+_GROUP = re.compile(r"@[^]@]*$")  # pytest-xdist's, after the name of the test
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SHOWN = 15
 _PROPERTY = "costs"
@@ -83,7 +85,8 @@ class _Table:
         self.rows: list[tuple[float, float, int, str]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.rows.extend((*value, report.nodeid) for name, value in report.user_properties if name == _PROPERTY)
+        test = _GROUP.sub("", report.nodeid)
+        self.rows.extend((*value, test) for name, value in report.user_properties if name == _PROPERTY)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """The file, and its head."""
