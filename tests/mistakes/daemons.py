@@ -47,7 +47,7 @@ with connect("first", save_timeout_s=2, connect_timeout_s=5) as client:
     print(handle)
     handle.wait("staged", 3)
 """,
-        cause=r"SaveFailedError: .*pid \d+, state T: stopped\) did not answer within 2(\.\d+)? s \(save_timeout_s\)",
+        cause=r"SaveFailedError: .*pid \d+, state T: stopped\) did not answer within [12](\.\d+)? s \(save_timeout_s\)",
         place="step 2",
         hint=r"hint: kill -CONT \d+; or kill -KILL \d+: what is staged outlives it",
     ),
