@@ -121,6 +121,7 @@ def save_and_fail(node, rank, job, store):
     incarnation, run = rank.welcome.incarnation, rank.welcome.run
     rank.ask(m.AskSlots, capacity=slot_nbytes(node, job))
     first = rank.granted()[0]
+    wait_for(lambda: node.job("job").store_seen)  # else there is no drain to fail
     shutil.move(store, f"{store} away")
     rank.fill(first, SaveId(incarnation, 1, 1, run))
     rank.ask(m.HandOver, slot=first, save=SaveId(incarnation, 1, 1, run))
