@@ -127,11 +127,6 @@ _ENDS = (
         "preempted.py::test_a_forked_worker_is_ended_by_the_signal_as_before",
     ),
     _row(
-        "a-board-is-opened-once", f"{_CLIENT}_preempt/preemption.py",
-        "        if now >= self._check_at or self._board is None:\n", "        self._board = None\n        if True:\n",
-        "preempted.py::test_a_question_costs_less_than_20_us",
-    ),
-    _row(
         "a-step-is-a-number", f"{_CLIENT}_preempt/preemption.py",
         "if type(step) is not int or step < 0:", "if False:",
         "preempted.py::test_what_is_no_step_is_refused",
