@@ -2,6 +2,7 @@
 
 import os
 import resource
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,16 @@ def anonymous_mb(pid: int) -> float:
         return next(int(line.split()[1]) / 1024 for line in file if line.startswith("RssAnon"))
 
 
+def kept_descriptors(pid: int) -> int:
+    """The fewest of half a second: a request that is carried out has some, which it gives back."""
+    return min(_descriptors_after_a_while(pid) for _ in range(10))
+
+
+def _descriptors_after_a_while(pid: int) -> int:
+    time.sleep(0.05)
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
 class Training:
     """A run of TRAINING, and what its daemon's processes have meanwhile."""
 
@@ -90,7 +101,7 @@ class Training:
         assert self._node.daemon is not None
         pids = {"daemon": self._node.daemon.pid} | {f"worker {w.pid}": w.pid for w in self._node.status().workers}
         for name, pid in pids.items():
-            found[name] = (anonymous_mb(pid), len(os.listdir(f"/proc/{pid}/fd")))
+            found[name] = (anonymous_mb(pid), kept_descriptors(pid))
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
         return found

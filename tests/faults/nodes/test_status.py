@@ -88,6 +88,7 @@ def stopped(node: Node):
 def test_a_daemon_that_does_not_answer_is_named_and_costs_less_than_a_second(eight):
     ranks = eight.ranks(NAMES, "quiet", sizes=[64 << 10])
     ranks.connect()
+    wait_for(lambda: whole(eight.nodes["b"], "quiet").silent == [])  # links of the eight come up one by one
     with stopped(eight.nodes["d"]):
         began = time.monotonic()
         found = whole(eight.nodes["b"], "quiet")
