@@ -168,7 +168,7 @@ class MemoryStore(Store):
     def commit(self, job, save, writer, by=None, intents=NO_INTENTS):
         records = self.records(job)
         if by is not None:
-            self.check(by.store_id)
+            self.check(by.store_id, job)
             check_counted(records, save)
         with _LOCK:
             committed, left_out = committed_at(records.files, save), ""

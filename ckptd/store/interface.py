@@ -98,9 +98,12 @@ class Store(abc.ABC):
         """Why there is no store id, for people."""
         return "there is no store's id"
 
-    def check(self, expected: StoreId) -> None:
-        """Raises WrongStoreError unless the store that lies at the URL now is the expected one."""
-        found = self.store_id()
+    def check(self, expected: StoreId, job: str) -> None:
+        """Raises WrongStoreError unless the store that lies at the URL now is the expected one.
+
+        job: where the store's id is lost, the checkpoints there say which it is.
+        """
+        found = self.store_id(job)
         if found == expected:
             return
         if found is None:

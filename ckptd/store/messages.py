@@ -63,7 +63,7 @@ class TakeIncarnation(msgspec.Struct, frozen=True, kw_only=True, tag="take-incar
     """Opens the store and takes a number. Answered by Taken.
 
     ``until``: of time.monotonic; later the daemon no longer waits, and the number is given back.
-    ``remembered`` and ``wanted`` as of store_identity.open_store.
+    ``remembered`` and ``wanted`` as of Store.open.
     """
 
     id: int

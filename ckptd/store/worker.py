@@ -137,14 +137,14 @@ class Worker:
         match request:
             case Drain():
                 failpoints.reach("drain.ordered")
-                store.check(request.store_id)
+                store.check(request.store_id, request.job)
                 return Done(request.id, drain(store, request, _Reporter(self, request.id)))
             case DrainParity():
-                store.check(request.store_id)
+                store.check(request.store_id, request.job)
                 drain_parity(store, request)
                 return Done(request.id)
             case WriteVote(vote=vote):
-                store.check(vote.store_id)
+                store.check(vote.store_id, vote.job)
                 failpoints.reach("commit.before-vote")
                 store.put_vote(vote.job, vote)
                 failpoints.reach("commit.after-vote")

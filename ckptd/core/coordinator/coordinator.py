@@ -352,7 +352,7 @@ class Coordinator:
         before, self._blank = self._blank, True
         missing = f"no store lies at {self.job.store}: is its file system mounted?"
         if not self.sessions.session and self.leave.orphaned_at is None:
-            self.saves.store_problem = missing
+            self.saves.store_problem = f"no store was made at {self.job.store} yet"
             return []  # a number makes it
         if not before and not event.after:
             return [self._scan()]

@@ -45,6 +45,8 @@ def is_linked_to(fs: FileLayer, key: JobKey, dirname: str) -> bool:
         sources = sources_of(path, read_index(files_at(fs, path)))
     except FileNotFoundError:  # of a state
         sources = {STOCK_METADATA: os.path.join(path, STOCK_METADATA)}
+    except DamagedError as error:
+        raise _unreadable(os.path.join(path, LINKED), error.message) from error
     for directory in directories:
         for name, source in sources.items():
             with contextlib.suppress(OSError):  # the trainer has removed it

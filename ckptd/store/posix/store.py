@@ -60,7 +60,7 @@ class PosixStore(Store):
         self, job: str, save: SaveId, writer: str, by: Committer | None = None, intents: Intents = NO_INTENTS
     ) -> CommitOutcome:
         if by is not None:
-            self.check(by.store_id)
+            self.check(by.store_id, job)
         return commit.commit(self._fs, self._key(job), save, writer, by, intents)
 
     def latest(self, job: str) -> str:

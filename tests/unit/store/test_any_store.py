@@ -113,9 +113,9 @@ def test_a_store_is_made_once_and_keeps_its_id(url):
     assert store.open(JOB, make=False).store_id == ""
     made = store.open(JOB).store_id
     assert open_store(url, XXH3).open("another").store_id == made == store.store_id()
-    store.check(made)
+    store.check(made, "demo")
     with pytest.raises(WrongStoreError, match=f"{url} is not the store that this job was connected to"):
-        store.check(OTHER_STORE_ID)
+        store.check(OTHER_STORE_ID, "demo")
 
 
 def test_no_store_is_made_where_another_one_is_remembered(url):
@@ -123,7 +123,7 @@ def test_no_store_is_made_where_another_one_is_remembered(url):
     with pytest.raises(WrongStoreError, match=f"{url} is not the store that job 'demo' is saved to"):
         store.open(JOB, remembered=[OTHER_STORE_ID])
     with pytest.raises(WrongStoreError, match=f"{url} is gone"):
-        store.check(OTHER_STORE_ID)
+        store.check(OTHER_STORE_ID, "demo")
     assert store.store_id() is None
     assert store.open(JOB, remembered=[OTHER_STORE_ID], wanted=ANY_STORE).store_id == store.store_id()
 

@@ -108,6 +108,18 @@ def test_a_look_leaves_a_lost_id_to_who_can_be_warned(tmp_path) -> None:
     assert "was lost" in PosixStore(key.store, fs=FS).open("demo").warnings[0]
 
 
+def test_a_store_whose_id_is_lost_is_still_the_one_that_its_checkpoints_say(tmp_path) -> None:
+    """A daemon that adopted a job, and has no session, drains it: only a session writes the id again."""
+    key = JobKey(str(tmp_path / "store"), "demo")
+    os.mkdir(key.store)
+    committed(FS, key, SaveId(1, 1, 5, RUN))
+    PosixStore(key.store, fs=FS).check(STORE_ID, "demo")
+    with pytest.raises(WrongStoreError, match=f"now {STORE_ID}"):
+        PosixStore(key.store, fs=FS).check("f" * 32, "demo")
+    with pytest.raises(WrongStoreError, match="is gone"):
+        PosixStore(str(tmp_path), fs=FS).check(STORE_ID, "demo")
+
+
 def test_a_lost_id_is_written_again_from_the_checkpoints_of_any_job(tmp_path) -> None:
     """Else a job with no checkpoints that connects first gives the store another id, and a running job loses it."""
     key = JobKey(str(tmp_path / "store"), "demo")
@@ -120,7 +132,7 @@ def test_a_lost_id_is_written_again_from_the_checkpoints_of_any_job(tmp_path) ->
     opened = PosixStore(key.store, fs=FS).open("new")
     assert opened.store_id == STORE_ID
     assert "was lost" in opened.warnings[0]
-    PosixStore(key.store, fs=FS).check(STORE_ID)
+    PosixStore(key.store, fs=FS).check(STORE_ID, "demo")
 
 
 # -- a store without hard links --
@@ -168,7 +180,7 @@ def test_without_hard_links_two_makers_give_one_id(tmp_path) -> None:
         if fs.left >= 0:
             break
         assert theirs == [mine], f"operation {at}"
-        PosixStore(store, fs=FS).check(mine)
+        PosixStore(store, fs=FS).check(mine, "demo")
         assert not [name for name in os.listdir(store) if ".tmp-" in name]
     assert at >= 4
 
@@ -185,24 +197,24 @@ def test_without_hard_links_a_maker_killed_at_any_step_leaves_a_store_that_can_b
             break
         except KeyboardInterrupt:
             made = PosixStore(store, fs=_NoLinks()).open("demo").store_id
-            PosixStore(store, fs=FS).check(made)
+            PosixStore(store, fs=FS).check(made, "demo")
     assert at >= 4
 
 
 def test_a_store_that_is_swapped_under_a_session_is_refused(store) -> None:
     made = PosixStore(store, fs=FS).open("demo").store_id
-    PosixStore(store, fs=FS).check(made)
+    PosixStore(store, fs=FS).check(made, "demo")
     os.rename(store, f"{store}.away")
     with pytest.raises(WrongStoreError, match=rf"{store} is gone: there is no such directory; .* id {made};") as caught:
-        PosixStore(store, fs=FS).check(made)
+        PosixStore(store, fs=FS).check(made, "demo")
     assert "mount its file system again" in caught.value.hint
     assert "if the store was deleted for good: start the job again with connect(store_id='any')" in caught.value.hint
     os.mkdir(store)
     with pytest.raises(WrongStoreError, match=rf"{store} is gone: the directory there has no {STORE_FILE}"):
-        PosixStore(store, fs=FS).check(made)
+        PosixStore(store, fs=FS).check(made, "demo")
     other = PosixStore(store, fs=FS).open("demo").store_id
     with pytest.raises(WrongStoreError, match=rf"is not the store that .*id {made}, now {other}"):
-        PosixStore(store, fs=FS).check(made)
+        PosixStore(store, fs=FS).check(made, "demo")
 
 
 def test_an_id_that_none_but_the_user_names_is_the_users(store) -> None:
