@@ -17,10 +17,10 @@ class Fetching:
         self._node = node
         self._patience_s = policy.outside_wait_s
         self._up = {node}  # whom it can ask
-        self._late: dict[tuple[SaveId, int], float] = {}  # when an order is given up whose holder was never up
+        self._late: dict[tuple[SaveId, int], float] = {}  # when the wait for a holder, or for sources, is over
         self._orders: dict[tuple[SaveId, int], ev.FetchOrdered] = {}
         self._pulling: set[tuple[SaveId, int]] = set()
-        self._described: dict[tuple[SaveId, int], ParityChunk] = {}  # rebuilds that wait for links to their sources
+        self._described: dict[tuple[SaveId, int], tuple[Seal, ParityChunk]] = {}  # rebuilds that wait for sources
 
     @property
     def saves(self) -> set[SaveId]:
@@ -33,8 +33,8 @@ class Fetching:
         if key in self._pulling:
             self._orders[key] = order
             return []
-        self._orders[key] = order
         self._described.pop(key, None)
+        self._orders[key] = order
         if order.tier is Tier.PEER:
             return [self._ask(order, ev.SealAsked(job=self._job, node=self._node, save=order.save, rank=order.rank))]
         if own is not None and any(seal.rank == order.rank for column in own.columns for seal in column.seals):
@@ -74,7 +74,8 @@ class Fetching:
         if not seals:
             return self._failed(order, f"the parity of {order.holder} does not cover rank {order.rank}")
         if not self._reaches_sources(order):
-            self._described[order.save, order.rank] = chunk
+            self._forget_waits((order.save, order.rank))
+            self._described[order.save, order.rank] = seals[0], chunk
             return []
         return self._pull(order, seals[0], chunk)
 
@@ -82,12 +83,11 @@ class Fetching:
         return {node for _, node in (*order.homes, *order.chunks)} <= self._up
 
     def _rebuild_described(self, keys: list[tuple[SaveId, int]]) -> list[Action]:
-        actions: list[Action] = []
-        for key in keys:
-            chunk = self._described.pop(key)
-            seal = next(seal for column in chunk.columns for seal in column.seals if seal.rank == key[1])
-            actions += self._pull(self._orders[key], seal, chunk)
-        return actions
+        return [action for key in keys for action in self._pull(self._orders[key], *self._described.pop(key))]
+
+    def _forget_waits(self, key: tuple[SaveId, int]) -> None:
+        self._described.pop(key, None)
+        self._late.pop(key, None)
 
     def _pull(self, order: ev.FetchOrdered, seal: Seal, chunk: ParityChunk | None) -> list[Action]:
         key = (order.save, order.rank)
@@ -111,7 +111,7 @@ class Fetching:
         """It lies here now, or cannot be had."""
         self._orders.pop((event.save, event.rank), None)
         self._pulling.discard((event.save, event.rank))
-        self._described.pop((event.save, event.rank), None)
+        self._forget_waits((event.save, event.rank))
 
     def next_deadline(self) -> float | None:
         """When to call tick."""
@@ -126,9 +126,10 @@ class Fetching:
         unreached = self._unreached
         self._late = {key: self._late.get(key, now + self._patience_s) for key in unreached}
         late = [key for key in unreached if now >= self._late[key]]
+        described = [key for key in late if key in self._described]
         lost = [self._orders[key] for key in late if key not in self._described]
         failed = [action for order in lost for action in self._failed(order, f"{order.holder} cannot be reached")]
-        return failed + self._rebuild_described([key for key in late if key in self._described])
+        return failed + self._rebuild_described(described)
 
     @property
     def _unreached(self) -> list[tuple[SaveId, int]]:
@@ -148,6 +149,7 @@ class Fetching:
         """The job is over; what is being pulled is given back when it comes."""
         self._orders.clear()
         self._described.clear()
+        self._late.clear()
 
     def peer_down(self, event: ev.PeerDown) -> list[Action]:
         """Who was asked will not answer. What is being pulled ends by its own deadlines."""
@@ -158,6 +160,6 @@ class Fetching:
 
     def _failed(self, order: ev.FetchOrdered, problem: str) -> list[Action]:
         self._orders.pop((order.save, order.rank), None)
-        self._described.pop((order.save, order.rank), None)
+        self._forget_waits((order.save, order.rank))
         event = ev.SegmentFetched(job=self._job, rank=order.rank, save=order.save, tier=order.tier, problem=problem)
         return [ToNode(job=self._job, message=ev.Report(job=self._job, node=self._node, event=event))]

@@ -65,9 +65,12 @@ class Protection:
         if (members, epoch) == (self.members, self.epoch):
             return []  # a restarted daemon receives what it kept: later offers of members stay
         actions = self._stop()
-        early = {key: offers for key, offers in self._offers.items() if key[1] == epoch}
-        self.ordered, self._offers = None, {k: {n: early[k][n] for n in early[k] if n in members} for k in early}
-        self.members = members
+        self.ordered, self.members = None, members
+        self._offers = {
+            key: {node: column for node, column in offers.items() if node in members or key[1] > epoch}
+            for key, offers in self._offers.items()
+            if key[1] >= epoch
+        }
         self.scheme = topology.scheme.among(len(self.members))
         self._protects = topology.scheme.among(len(topology.peers)) is not Scheme.NONE
         self.epoch = epoch

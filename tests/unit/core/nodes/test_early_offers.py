@@ -39,6 +39,15 @@ def test_it_is_kept_for_the_topology_that_comes():
     assert ordered(protection, 2) == [Encode]
 
 
+def test_it_is_kept_over_a_topology_that_comes_before_its_own():
+    protection = Protection(JOB, "b")
+    protection.moved(opened(1))
+    protection.offered(offer_of("a", 0, 3))
+    protection.moved(opened(2, "bc"))
+    protection.moved(opened(3))
+    assert ordered(protection, 3) == [Encode]
+
+
 def test_one_of_an_earlier_topology_is_of_no_use():
     protection = Protection(JOB, "b")
     protection.moved(opened(1))

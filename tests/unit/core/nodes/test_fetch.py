@@ -71,3 +71,21 @@ def test_a_job_that_ends_has_no_rebuild_left(fetching):
     fetching.forget()
     assert up(fetching, "b") == []
     assert fetching.next_deadline() is None
+
+
+def test_an_order_that_was_given_up_and_is_given_again_has_its_time_again(fetching):
+    fetching.peer_down(ev.PeerDown(job=JOB, node="c"))
+    fetching.order(ORDER, None)
+    fetching.tick(100)
+    assert len(fetching.tick(100 + Policy().outside_wait_s)) == 1
+    fetching.order(ORDER, None)
+    assert fetching.tick(100 + Policy().outside_wait_s) == []
+
+
+def test_the_wait_for_sources_begins_when_the_holder_has_answered(fetching):
+    fetching.peer_down(ev.PeerDown(job=JOB, node="c"))
+    fetching.order(ORDER, None)
+    fetching.tick(100)
+    up(fetching, "c")
+    described(fetching)
+    assert fetching.tick(100 + Policy().outside_wait_s) == []
