@@ -42,7 +42,9 @@ class Remains(msgspec.Struct, kw_only=True):
 @click.command(epilog=common.example("ckptd stop", "ckptd stop --wait --timeout 2m"))
 @common.arena_option
 @click.option("--wait", is_flag=True, help="Return when it has ended (0), or the time is over (3).")
-@click.option("--timeout", metavar="DURATION", default="2m", show_default=True, help="How long --wait waits.")
+@click.option(
+    "--timeout", metavar="DURATION", default="2m", show_default=True, help="How long it takes at most, with --wait."
+)
 @common.json_option
 def command(arena: str | None, wait: bool, timeout: str, as_json: bool) -> int:
     """End the daemon: it finishes the drain that runs, for up to stop_drain_s, and leaves what is staged in memory.
@@ -51,7 +53,7 @@ def command(arena: str | None, wait: bool, timeout: str, as_json: bool) -> int:
     up to 5 s, and half of --timeout at most, for its first look at the store.
     """
     where, timeout_s, start_s = common.arena_of(arena), common.seconds_of(timeout), time.monotonic()
-    before = _before(where, start_s + min(_FIRST_LOOK_S, timeout_s / 2))
+    before = _before(where, start_s + min(_FIRST_LOOK_S, timeout_s / 2), start_s + timeout_s)
     status = _stop(where, before, timeout_s, start_s + timeout_s) if wait else _ask(where)
     remains = _remains(status)
     if as_json:
@@ -72,18 +74,25 @@ def command(arena: str | None, wait: bool, timeout: str, as_json: bool) -> int:
     return 0
 
 
-def _before(where: str, until_s: float) -> Status:
-    """The status once the daemon has looked at the stores of its jobs; without that at until_s. Raises ConnectError."""
+def _before(where: str, until_s: float, deadline_s: float) -> Status:
+    """The status once the daemon has looked at the stores of its jobs; without that at until_s.
+
+    Raises ConnectError, by deadline_s where there is time for one question until then.
+    """
     try:
-        status = ask_status(where, _ANSWER_S)
+        status = ask_status(where, _time_to_answer(deadline_s))
     except NoDaemonError:
         text = f"no daemon runs in {where}: there is nothing to stop"
         raise NoDaemonError(text, hint="one with another arena: ckptd stop --arena DIR") from None
     with contextlib.suppress(ConnectError):  # it ends meanwhile
         while any(_waits_for_store(job) for job in status.jobs) and time.monotonic() < until_s:
             time.sleep(_LOOK_AGAIN_S)
-            status = ask_status(where, _ANSWER_S)
+            status = ask_status(where, _time_to_answer(until_s))
     return status
+
+
+def _time_to_answer(deadline_s: float) -> float:
+    return min(_ANSWER_S, max(deadline_s - time.monotonic(), _SEND_S))
 
 
 def _waits_for_store(job: JobStatus) -> bool:
