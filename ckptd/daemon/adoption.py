@@ -13,7 +13,7 @@ from ckptd.core import events as ev
 from ckptd.core.jobs import Catalogue
 from ckptd.daemon.liveness import Liveness, job_of
 from ckptd.parity.files import Parities
-from ckptd.shared.base.errors import ConfigError, DamagedError, IntegrityError
+from ckptd.shared.base.errors import ConfigError, IntegrityError, OtherVersionError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.base.log_line import line
 from ckptd.shared.files.integrity_key import integrity_of
@@ -33,11 +33,10 @@ def open_arena(config: Config) -> Arena:
     try:
         arena.scan()
         Parities(arena).scan()
-    except DamagedError as error:
+    except (IntegrityError, OtherVersionError) as error:
         arena.close(remove=False)
         settings = "start the daemon with the settings it had: " if isinstance(error, IntegrityError) else ""
-        again = f"{settings}{error.hint}"
-        hint = f"{again}; or, to give up what is staged: rm -r {arena.path}"
+        hint = f"{settings}{error.hint}; or, to give up what is staged: rm -r {arena.path}"
         raise ConfigError(error.message, hint=hint) from None
     return arena
 

@@ -1,5 +1,6 @@
 """The bytes that say what a parity file holds: its record, and in an arena its seals. No file is opened here."""
 
+import re
 import struct
 from typing import Annotated, Final
 
@@ -7,17 +8,19 @@ import msgspec
 
 from ckptd.parity.code import code_of
 from ckptd.shared.base.decoding import MALFORMED
-from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.base.errors import CkptdError, DamagedError
 from ckptd.shared.base.ids import Digest, JobKey, Nbytes
 from ckptd.shared.base.wording import cut
 from ckptd.shared.format.digest import DIGEST_NBYTES, KIND, block_count, digest
 from ckptd.shared.format.integrity import KEYED_KIND, XXH3, Integrity, KeyId, Purpose
 from ckptd.shared.format.manifest import ParityRecord
-from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, align_up
+from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, align_up, other_version
 from ckptd.shared.protocol.parity_types import ParityChunk
 
 MAX_MEMBERS: Final = 100
-_MAGIC: Final = b"CKPTDPY1"
+VERSION: Final = 2
+_MAGIC: Final = b"CKPTDPY%d" % VERSION  # a version has one digit
+_OF_ANY_VERSION: Final = re.compile(rb"CKPTDPY(\d)")
 _PREFIX: Final = struct.Struct("<8sQI")  # magic, sequence, body length
 
 
@@ -39,7 +42,7 @@ class ParitySeal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What the parity is of, and the digests of its blocks."""
 
-    parity_chunk: ParityChunk = msgspec.field(name="piece")  # its name in files of this version
+    parity_chunk: ParityChunk
     table: Annotated[bytes, msgspec.Meta(max_length=1 << 30)]
 
 
@@ -99,13 +102,15 @@ def seal_of(view: memoryview, integrity: Integrity = XXH3) -> ParitySeal:
     return decode_seals(bytes(view[-SEALS_NBYTES:]), integrity)[2]
 
 
-def _parse_page(page: bytes) -> tuple[int, ParitySeal] | None:
-    """What a page says, proved by nothing."""
+def _parse_page(page: bytes) -> tuple[int, int, ParitySeal] | None:
+    """(version, sequence, seal) that a page says, proved by nothing. A seal has these fields in every version."""
     magic, sequence, nbytes = _PREFIX.unpack_from(page)
+    version = _OF_ANY_VERSION.fullmatch(magic)
     try:
-        return (sequence, _seal_decoder.decode(page[_PREFIX.size : _PREFIX.size + nbytes])) if magic == _MAGIC else None
+        seal = _seal_decoder.decode(page[_PREFIX.size : _PREFIX.size + nbytes]) if version else None
     except MALFORMED:
         return None
+    return (int(version[1]), sequence, seal) if version and seal is not None else None
 
 
 def _is_whole(page: bytes, integrity: Integrity) -> bool:
@@ -117,23 +122,31 @@ def decode_seals(
 ) -> tuple[int, int, ParitySeal]:
     """(index, sequence, seal) of the younger valid page; that of a free file when neither is valid.
 
-    Raises IntegrityError, naming where, when neither is valid here and one is a seal with another key, or without one.
+    Raises OtherVersionError or IntegrityError, naming where, when neither is valid here and one is a seal of another
+    version, or with another key, or without one.
     """
     best = (1, 0, ParitySeal())
-    others = []
+    others: list[CkptdError] = []
     for index in (0, 1):
         page = pages[index * SEAL_NBYTES : (index + 1) * SEAL_NBYTES]
         found = _parse_page(page)
         if found is None:
             continue
-        sequence, seal = found
-        if seal.key_id != integrity.key_id:
-            others += [seal.key_id] if seal.job is not None and (seal.key_id or _is_whole(page, XXH3)) else []
+        version, sequence, seal = found
+        if version != VERSION or seal.key_id != integrity.key_id:
+            if seal.job is not None and (seal.key_id or _is_whole(page, XXH3)):
+                others.append(_foreign(version, seal, integrity, where))
         elif sequence > best[1] and _is_whole(page, integrity):
             best = (index, sequence, seal)
     if others and not best[1]:
-        raise integrity.stranger(KEYED_KIND if others[0] else KIND, others[0], where)
+        raise others[0]
     return best
+
+
+def _foreign(version: int, seal: ParitySeal, integrity: Integrity, where: str) -> CkptdError:
+    if version != VERSION:
+        return other_version(where, version, VERSION)
+    return integrity.stranger(KEYED_KIND if seal.key_id else KIND, seal.key_id, where)
 
 
 def put_seal(view: memoryview, seal: ParitySeal, integrity: Integrity = XXH3) -> None:

@@ -346,7 +346,7 @@ def parity_seal(chance: random.Random, path: pathlib.Path) -> None:
         body = msgspec.msgpack.encode(seal)
     else:
         body = to_msgpack(mutated(chance, forge.plain(seal)))[:4060]
-    head = (b"CKPTDPY1" + (sequence + 1).to_bytes(8, "little") + len(body).to_bytes(4, "little") + body).ljust(
+    head = (b"CKPTDPY2" + (sequence + 1).to_bytes(8, "little") + len(body).to_bytes(4, "little") + body).ljust(
         4080, b"\0"
     )
     data[-SEALS_NBYTES:] = (head + digest(head)) * 2

@@ -98,6 +98,10 @@ class DamagedError(CkptdError):
     code = "damaged"
 
 
+class OtherVersionError(DamagedError):
+    """Bytes in memory of another version of the format than this program reads. Names both versions."""
+
+
 class IntegrityError(DamagedError):
     """Bytes that are proved in another way than this reader asks for: not keyed, or with another key.
 

@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from ckptd.shared.base.decoding import MALFORMED
-from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.base.errors import DamagedError, OtherVersionError
 from ckptd.shared.base.ids import MAX_PARTS, Digest, JobKey, Nbytes, Rank, SaveId, WorldSize
 from ckptd.shared.format.digest import DIGEST_NBYTES, KIND, block_count
 from ckptd.shared.format.integrity import KEYED_KIND, XXH3, Integrity, KeyId, Purpose
@@ -28,7 +28,7 @@ PAGE = 4096
 SEAL_NBYTES = PAGE
 SEALS_NBYTES = 2 * SEAL_NBYTES
 VERSION = 3
-_MAGIC = b"CKPTDSL%d" % VERSION
+_MAGIC = b"CKPTDSL%d" % VERSION  # a version has one digit
 _OF_ANY_VERSION = re.compile(rb"CKPTDSL(\d)")
 _PREFIX = struct.Struct("<8sQI")  # magic, sequence, body length
 _BODY_MAX = SEAL_NBYTES - _PREFIX.size - DIGEST_NBYTES
@@ -179,6 +179,12 @@ def is_page(page: bytes, integrity: Integrity = XXH3) -> bool:
     return _decode_page(page, integrity) is not None
 
 
+def other_version(where: str, theirs: int, ours: int) -> OtherVersionError:
+    """The error of a sealed page of a version that this program does not read."""
+    text = f"{where}: its seal is of version {theirs}, this program reads {ours}"
+    return OtherVersionError(text, hint="drain it with the ckptd that wrote it: ckptd drain --wait")
+
+
 class _Said(msgspec.Struct):
     """What a seal of any version says of itself."""
 
@@ -189,10 +195,10 @@ class _Said(msgspec.Struct):
 _said_decoder = msgspec.msgpack.Decoder(_Said)
 
 
-def _check_not_anothers(pages: bytes, integrity: Integrity, where: str) -> None:
-    """Raises DamagedError when a page that does not count is no torn one, but of another version.
+def _refuse_foreign(pages: bytes, integrity: Integrity, where: str) -> None:
+    """Raises OtherVersionError when a page that does not count is no torn one, but of another version.
 
-    IntegrityError, which is one, when it is of another key, or of none.
+    IntegrityError when it is of another key, or of none.
     """
     for index in (0, 1):
         page = pages[index * SEAL_NBYTES : (index + 1) * SEAL_NBYTES]
@@ -205,8 +211,7 @@ def _check_not_anothers(pages: bytes, integrity: Integrity, where: str) -> None:
         if version is None or said.state is SlotState.FREE or not (said.key_id or _is_whole(page, XXH3)):
             continue
         if magic != _MAGIC:
-            text = f"{where}: its seal is of version {int(version[1])}, this program reads {VERSION}"
-            raise DamagedError(text, hint="drain it with the ckptd that wrote it: ckptd drain --wait")
+            raise other_version(where, int(version[1]), VERSION)
         if said.key_id != integrity.key_id:
             raise integrity.stranger(KEYED_KIND if said.key_id else KIND, said.key_id, where)
 
@@ -214,8 +219,8 @@ def _check_not_anothers(pages: bytes, integrity: Integrity, where: str) -> None:
 def decode_seals(pages: bytes, integrity: Integrity = XXH3, *, where: str = "slot") -> tuple[int, int, Seal]:
     """(index, sequence, seal) of the younger valid page of the two; a free seal of sequence 0 when neither is valid.
 
-    Raises DamagedError, naming where and both versions, when neither is valid here and one is a seal of another
-    version; IntegrityError, which is one, when one is a seal with another key, or without one.
+    Raises OtherVersionError, naming where and both versions, when neither is valid here and one is a seal of another
+    version; IntegrityError when one is a seal with another key, or without one.
     """
     best = (1, 0, Seal())
     for index in (0, 1):
@@ -223,7 +228,7 @@ def decode_seals(pages: bytes, integrity: Integrity = XXH3, *, where: str = "slo
         if found is not None and found[0] > best[1]:
             best = (index, *found)
     if not best[1]:
-        _check_not_anothers(pages, integrity, where)
+        _refuse_foreign(pages, integrity, where)
     return best
 
 
