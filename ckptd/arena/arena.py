@@ -320,7 +320,7 @@ class Arena:
         for name in _listdir(directory):
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError):  # a link or a directory of that name stays, and so does the job's
-                left = name.endswith(arena_paths.RANK_SUFFIX) and locks.holder(path) is None
+                left = arena_paths.RANK_SUFFIX in name and locks.holder(path) is None
                 left = left or arena_paths.READ_GROUP_SUFFIX in name  # of ranks that were killed while they joined
                 left = left or (name.endswith(arena_paths.STEPS_SUFFIX) and not _rank_lives(path))
                 left = left or name.endswith(

@@ -52,14 +52,13 @@ class Liveness:
         for path in _rank_files(directory):
             if path in self._ranks:
                 continue
-            complete = _is_complete(path)  # before the lock is looked at: its writer locks it, then writes
             pid = locks.holder(path)
             record = _read(path)
             if record is not None and pid is not None:
                 rank = LiveRank(record.job, record.rank, record.session, pid, record.host, path)
                 self._watch(rank)
                 live.append(rank)
-            elif pid is None and complete:
+            elif pid is None:  # a rank's file has its name only once it is locked and whole
                 _remove(path)
                 dead += [record] if record is not None else []
         return live, dead
@@ -133,17 +132,9 @@ def _is_file(path: str) -> bool:
 
 
 def _read(path: str) -> RankRecord | None:
-    """None while it is just being written."""
+    """None: it was removed, or is no rank's."""
     try:
         with open(path, "rb") as file:
             return decode(file.read(MAX_NBYTES), where=path)
     except (OSError, DamagedError):
         return None
-
-
-def _is_complete(path: str) -> bool:
-    """Whether its writer got as far as writing it: an empty file may be about to be locked."""
-    try:
-        return os.path.getsize(path) > 0
-    except FileNotFoundError:
-        return False

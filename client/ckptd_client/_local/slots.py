@@ -6,13 +6,14 @@ import fcntl
 import logging
 import mmap
 import os
+import tempfile
 from collections.abc import Callable
 
 import torch
 
 from ckptd.shared.base.errors import ConnectError
 from ckptd.shared.base.ids import JobKey
-from ckptd.shared.files import spare_pages
+from ckptd.shared.files import locks, spare_pages
 from ckptd.shared.files.arena_location import make_directory
 from ckptd.shared.files.mapping import POPULATE_WRITE, Mapping
 from ckptd.shared.format import arena_paths, rank_file
@@ -24,26 +25,25 @@ from ckptd_client._local.rank import Group
 log = logging.getLogger("ckptd_client")
 
 _POPULATE_NBYTES = 16 << 20  # 1 ms in small pages
+_TRIES = 100  # to make a file in a directory that is removed meanwhile
 _ARENA_HINT = "set another with connect(arena=...) or CKPTD_ARENA"
 
 
-def _create(path: str) -> int:
-    """Descriptor of a new file. A daemon that forgets the job's previous run may remove the directory at any moment."""
+def _create(path: str) -> tuple[int, str]:
+    """Descriptor and name of a new file beside path. Its directory may be removed at any moment, with a former run."""
     directory = os.path.dirname(path)
-    for _ in range(100):
-        for made in (os.path.dirname(directory), directory):  # makedirs would leave the upper one to the umask
-            with contextlib.suppress(FileExistsError, FileNotFoundError):
-                os.mkdir(made, 0o700)
-        with contextlib.suppress(FileNotFoundError):
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    raise ConnectError(f"{os.path.dirname(path)} is removed again and again")
+    for made in (os.path.dirname(directory), directory):  # makedirs would leave the upper one to the umask
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            os.mkdir(made, 0o700)
+    return tempfile.mkstemp(dir=directory, prefix=os.path.basename(path) + ".")
 
 
 class RankFile:
     """Shows the daemon that this process is alive: locked until close, or until the process ends in any way.
 
     A record lock, because forked DataLoader workers would keep an flock. No other code in this process may open the
-    file: closing any descriptor of it would release the lock.
+    file: closing any descriptor of it would release the lock. The file has its name only once it is locked and whole:
+    so a file of that name that no process locks is an ended process's, and any process may remove it.
     """
 
     def __init__(self, arena: str, job: JobKey, rank: int, session: str) -> None:
@@ -53,31 +53,43 @@ class RankFile:
                 make_directory(arena)
                 self._make(arena, rank_file.encode(rank_file.RankRecord(job, rank, session, os.uname().nodename)))
         except OSError as error:
-            text = f"rank {rank} cannot make {error.filename or self.path}: {error.strerror or error}"
+            named = error.filename or self.path
+            named = self.path if str(named).startswith(self.path) else named
+            text = f"rank {rank} cannot make {named}: {error.strerror or error}"
             raise ConnectError(text, hint=f"ls -la {arena}; {_ARENA_HINT}") from None
 
     def _make(self, arena: str, record: bytes) -> None:
-        self._fd = _create(self.path)
-        found = os.fstat(self._fd)
-        self._file = (found.st_dev, found.st_ino)
-        try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._fd)
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
-            text = f"another process holds {self.path}: it is this rank of this session already"
-            raise ConnectError(text, hint="give each process its own rank") from None
-        os.ftruncate(self._fd, 0)
-        try:
-            spare_pages.write(arena, lambda: self._put(record))
-        except BaseException:
-            os.close(self._fd)
-            raise
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileNotFoundError):  # the directory was removed, or what lay in it
+                self._fd, new = _create(self.path)
+                try:
+                    found = os.fstat(self._fd)
+                    self._file = (found.st_dev, found.st_ino)
+                    fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    spare_pages.write(arena, lambda: self._put(record))
+                    self._name(new)
+                except BaseException:
+                    os.close(self._fd)
+                    raise
+                finally:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(new)
+                return
+        raise ConnectError(f"{os.path.dirname(self.path)} is removed again and again")
 
     def _put(self, record: bytes) -> None:
         if os.pwrite(self._fd, record, 0) < len(record):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+
+    def _name(self, new: str) -> None:
+        """Gives the locked file its name, in place of the file of an ended process."""
+        try:
+            os.link(new, self.path)
+        except FileExistsError:
+            if locks.holder(self.path) is not None:
+                text = f"another process holds {self.path}: it is this rank of this session already"
+                raise ConnectError(text, hint="give each process its own rank") from None
+            os.rename(new, self.path)
 
     @property
     def lost(self) -> bool:

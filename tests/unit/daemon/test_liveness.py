@@ -1,5 +1,6 @@
 """Rank files that the daemon looks at while ranks make them."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -8,10 +9,12 @@ import tempfile
 
 import pytest
 
+from ckptd.arena.arena import Arena
 from ckptd.daemon.liveness import Liveness
+from ckptd.shared.base.errors import ConnectError
 from ckptd.shared.base.ids import JobKey
-from ckptd.shared.files import locks
 from ckptd.shared.format import arena_paths
+from ckptd_client._local.slots import RankFile
 from tests import pythons
 
 pytestmark = pytest.mark.process
@@ -50,23 +53,49 @@ def rank(arena):
         process.communicate("", timeout=20)
 
 
-def test_a_file_that_its_rank_locks_and_writes_while_the_daemon_looks_at_it_stays(arena, rank, monkeypatch):
+def forget(arena, directory):
+    """What a daemon does that gives up the job's former run."""
+    Arena(arena).forget_job(JOB)
+    assert not os.path.exists(directory)
+
+
+def look(arena, directory):
+    """What a daemon does when another rank attaches."""
+    assert Liveness().look(directory) == ([], [])
+
+
+def gone(arena, directory):
+    """The directory is removed, with what lies in it."""
+    shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("meanwhile", [forget, look, gone])
+def test_a_rank_file_stays_whatever_the_daemon_does_while_it_is_made(arena, meanwhile, monkeypatch):
     directory = os.path.join(arena, arena_paths.job_dir(JOB))
-    path = os.path.join(directory, arena_paths.rank_file_name(0, SESSION))
-    os.makedirs(directory, mode=0o700)
-    with open(path, "x", encoding="ascii"):
-        pass
-    liveness, holder = Liveness(), locks.holder
+    lock, once = fcntl.lockf, [meanwhile]
 
-    def found_before_it_is_locked(path):
-        pid = holder(path)
-        rank()
-        return pid
+    def locked_late(fd, flags):
+        while once:
+            once.pop()(arena, directory)
+        lock(fd, flags)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(locks, "holder", found_before_it_is_locked)
-        assert liveness.look(directory) == ([], [])
-    live, dead = liveness.look(directory)
+    monkeypatch.setattr(fcntl, "lockf", locked_late)
+    made = RankFile(arena, JOB, 0, SESSION)
+    assert not once
+    assert not made.lost
+    assert os.listdir(directory) == [os.path.basename(made.path)]
+    made.close()
+
+
+def test_a_rank_takes_the_place_of_its_ended_process_and_of_no_living_one(arena, rank):
+    ended = RankFile(arena, JOB, 0, SESSION)
+    ended.close()
+    rank()
+    liveness = Liveness()
+    live, dead = liveness.look(os.path.dirname(ended.path))
     assert ([one.rank for one in live], dead) == ([0], [])
-    assert liveness.knows(path)
+    with pytest.raises(ConnectError, match="it is this rank of this session already"):
+        RankFile(arena, JOB, 0, SESSION)
+    assert liveness.ended() == []
+    assert os.listdir(os.path.dirname(ended.path)) == [os.path.basename(ended.path)]
     liveness.close()

@@ -64,7 +64,7 @@ def refused(kind, **given):
     began = time.monotonic()
     with pytest.raises(CkptdError) as error:
         ckptd_client.connect(**{"job": "job", "store": "/scratch", "arena": ARENA, "start": False, **given})
-    assert time.monotonic() - began < 1, "at once"
+    assert time.monotonic() - began < 10, "no wait of connect, of 60 s, was begun"
     assert isinstance(error.value, kind), repr(error.value)
     assert "\n" not in error.value.message
     return error.value
