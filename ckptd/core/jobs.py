@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, DropChunk, ForgetJob, KeepNumber, ScanStore, ToNode, ToRank, UnlinkSlot
 from ckptd.core.coordinator.coordinator import Coordinator
+from ckptd.core.links import Links
 from ckptd.core.node.node import JobNode
 from ckptd.core.policy import Policy
 from ckptd.shared.base.errors import CkptdError, UsageError
@@ -24,6 +25,7 @@ class Job:
 
     node: JobNode
     coordinator: Coordinator
+    links: Links
 
 
 class Catalogue:
@@ -129,7 +131,7 @@ class Catalogue:
     @property
     def empty(self) -> bool:
         """Whether no rank is here and no memory is in use."""
-        return not any(job.node.busy or job.coordinator.sessions.present for job in self.jobs.values())
+        return not any(job.node.busy or job.coordinator.sessions.attended for job in self.jobs.values())
 
     def check(self) -> None:
         """Asserts the invariants of every job."""
@@ -139,8 +141,9 @@ class Catalogue:
     def _job(self, key: JobKey) -> Job:
         if key not in self.jobs:
             number = self._numbers.get(key, 0)
-            node = JobNode(key, self.node, self.policy, number)
-            self.jobs[key] = Job(node, Coordinator(key, self.node, self.policy, number))
+            links = Links(self.node)
+            node = JobNode(key, self.node, self.policy, number, links)
+            self.jobs[key] = Job(node, Coordinator(key, self.node, self.policy, number, links), links)
         return self.jobs[key]
 
     def _deliver(self, inbox: deque[ev.Event], out: list[Action], now: float) -> list[Action]:
@@ -148,6 +151,10 @@ class Catalogue:
             event = inbox.popleft()
             job = self._job(event.job)
             kind = type(event)
+            if isinstance(event, ev.PeerUp):
+                job.links.came(event.node)
+            elif isinstance(event, ev.PeerDown):
+                job.links.went(event.node)
             if kind is ev.Report or kind in job.coordinator.events:
                 self._route(event.job, job.coordinator.handle(event, now), inbox, out)
             if kind in job.node.events or kind in job.node.orders:
@@ -164,7 +171,7 @@ class Catalogue:
     def _coordinates_others(self, key: JobKey) -> bool:
         """Whether ranks or memory of other nodes depend on this daemon, though nothing of the job is here."""
         job = self.jobs.get(key)
-        return job is not None and bool(job.coordinator.sessions.present or job.coordinator.saves.anything_held)
+        return job is not None and bool(job.coordinator.sessions.attended or job.coordinator.saves.anything_held)
 
     def _route(self, key: JobKey, actions: list[Action], inbox: deque[ev.Event], out: list[Action]) -> None:
         out += self._reserve(key)

@@ -57,7 +57,7 @@ class LastDrain:
         """Whether ranks that live are about to save at the step of a preemption, or are being asked."""
         if self._coordinates:
             preemption, sessions = self._coordinator.preemption, self._coordinator.sessions
-            here = bool(sessions.present or (sessions.living and not sessions.members))
+            here = bool(sessions.attended or (sessions.living and not sessions.members))
             listened, step, agreed = preemption.listened, preemption.step, not preemption.agreeing
         else:
             notice, member = self._node.notice, self._node.membership

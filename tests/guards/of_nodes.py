@@ -71,7 +71,7 @@ _LINKS = (
     ),
     _row(
         "status-names-nodes-that-are-silent", f"{_COORDINATOR}parity_scheduler.py",
-        "unreachable=set(self.topology.nodes) - self._saves.reachable,", "unreachable=set(),",
+        "unreachable=set(self.topology.nodes) - self._saves.links.up,", "unreachable=set(),",
         "links.py::test_a_stopped_peer_degrades_its_set_until_it_goes_on",
     ),
     _row(

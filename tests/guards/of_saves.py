@@ -48,7 +48,7 @@ _BUDGETS = (
         "budgets.py::test_every_thread_of_the_worker_stands_back_and_none_of_the_daemon",
     ),
     _row(
-        "ends-are-counted", f"{_COORDINATOR}save_records.py",
+        "ends-are-counted", f"{_COORDINATOR}job_state.py",
         "return self._past + Counter(record.end for record in self.records.values() if record.end is not None)",
         "return self._past",
         "budgets.py::test_saves_ten_times_faster_than_the_store_take_no_byte_beyond_the_budget",

@@ -20,6 +20,7 @@ from ckptd.core.coordinator.restores import Restores
 from ckptd.core.coordinator.runs import Runs
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.coordinator.sessions import Sessions
+from ckptd.core.links import Links
 from ckptd.core.policy import Policy
 from ckptd.core.preemption import Preemption
 from ckptd.shared.base.ids import JobKey
@@ -28,11 +29,12 @@ from ckptd.shared.base.ids import JobKey
 class Coordinator:
     """The job-wide half of a job; lives on the node of rank 0."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy, known: int = 0) -> None:
+    def __init__(self, job: JobKey, node: str, policy: Policy, known: int = 0, links: Links | None = None) -> None:
         self.job = job
+        self.links = links or Links(node)
         self._node = node
         self._policy = policy
-        self.sessions = Sessions(job, node, policy, known)
+        self.sessions = Sessions(job, node, policy, known, self.links)
         self.inventory = InventoryBarrier(policy)
         self.preemption = Preemption(job, node)
         self._know_nothing()
@@ -52,7 +54,7 @@ class Coordinator:
     def _know_nothing(self) -> None:
         """Of saves, loads and parity."""
         job, node, policy = self.job, self._node, self._policy
-        self.saves = Saves(job, node, policy, self.inventory)
+        self.saves = Saves(job, node, policy, self.inventory, self.links)
         self.sessions.known = lambda: self.saves.known(self.sessions.incarnation)
         self._notices = Notices(job, self.sessions, self.saves, policy.arena)
         self.parity = ParityScheduler(job, node, policy, self.saves)
@@ -141,7 +143,7 @@ class Coordinator:
         return [*self._sort_runs(), *self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])]
 
     def _sort_runs(self) -> list[Action]:
-        actions = self.runs.sort(self.saves, self.sessions.nodes)
+        actions = self.runs.sort(self.saves, lambda: self.sessions.nodes)
         if self.runs.took_back():  # a load waits until it is in the tables again
             self._ask_inventories(repeat=True)
             self.restores.blind()
@@ -230,8 +232,7 @@ class Coordinator:
 
     def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
         self.sessions.processes.link_up(event.node)
-        if event.node in self.sessions.present.values():
-            self._somebody_is_in()
+        self._somebody_is_in()
         self.inventory.came(event.node)
         self.runs.peer_up(event.node)
         actions = [*self.parity.peer_up(event.node), *self.saves.peer_up(event.node, now)]
@@ -239,7 +240,7 @@ class Coordinator:
 
     def _peer_down(self, event: ev.PeerDown, now: float) -> list[Action]:
         node = event.node
-        actions = [*self.sessions.peer_down(node, now), *self._entered()]
+        actions = [*self.sessions.peer_down(now), *self._entered()]
         self.inventory.went(node)
         ranks = sorted(rank for rank, home in self.sessions.members.items() if home == node)
         actions += self._load(self.restores.node_gone(node, ranks))
@@ -266,14 +267,12 @@ class Coordinator:
             self.sessions.retire(incarnation)
             self._session = ""
             self.inventory.forget()
-            reachable = self.saves.reachable  # links stay as they are, and no event will repeat them
             self._know_nothing()
-            self.saves.reachable = reachable
             self._asked_scan = False
 
     def _somebody_is_in(self) -> None:
         """Ranks belong to the job: it is neither closing nor an orphan. A pending join request changes nothing."""
-        if self.sessions.present:
+        if self.sessions.attended:
             self.leave.stay()
             self.saves.due.cadence = self.sessions.cadence
 
@@ -297,7 +296,7 @@ class Coordinator:
 
     def _all_left(self, now: float) -> list[Action]:
         """What follows when nobody is in any more, as far as nodes answer: one that does not may have what is newer."""
-        if self.sessions.present:
+        if self.sessions.attended:
             return []
         self.leave.all_left(now)
         return [*self._judge(now), *self.saves.drain_newest(now), *self.leave.when_safe(now)]

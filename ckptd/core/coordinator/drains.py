@@ -11,9 +11,10 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Note, RemovePartial, ToNode
 from ckptd.core.coordinator.fence import Fence
 from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
+from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.retention import Retention
 from ckptd.core.coordinator.save_record import Phase, Record
-from ckptd.core.coordinator.save_records import SaveRecords
+from ckptd.core.links import Links
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.protocol.messages import Cadence, End
@@ -48,11 +49,11 @@ class DrainCadence:
         return due
 
 
-class Drains(SaveRecords):
+class Drains(JobState):
     """Saves that are due go to the store, the newest first."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy, inventory: InventoryBarrier) -> None:
-        super().__init__()
+    def __init__(self, job: JobKey, node: str, policy: Policy, inventory: InventoryBarrier, links: Links) -> None:
+        super().__init__(links)
         self._job = job
         self._node = node
         self._policy = policy
@@ -64,7 +65,6 @@ class Drains(SaveRecords):
         self.fence = Fence(job)
         self._asked: Commit | None = None  # the last commit; it may be answered after the job's session changed
         self.ready = False  # the store was seen once: what is durable already is known, so drains may begin
-        self.reachable: set[str] = {node}  # nodes that can receive an order to drain
 
     def _order(self, order: ev.Message, node: str | None = None) -> Action:
         return ToNode(job=self._job, node=node, message=order)
@@ -121,7 +121,7 @@ class Drains(SaveRecords):
         record.phase, record.drain_since = Phase.DRAINING, now
         record.voters, record.done, record.commit_failures, record.drainers = set(), {}, 0, {}
         for rank, nodes in sorted(record.held.items()):
-            able = nodes & self.reachable
+            able = nodes & self.links.up
             if not able:
                 return self._drain_failed(
                     record, f"node {min(nodes)} does not answer: it has rank {rank}'s segment", now
@@ -143,7 +143,6 @@ class Drains(SaveRecords):
 
     def peer_up(self, node: str, now: float) -> list[Action]:
         """A node that drains may not have received it, and one that drains failed for is back."""
-        self.reachable.add(node)
         if record := self._waits_for(node):
             return [self._order_drain(record, node)]
         if self.active not in self.records and self.retry_at is not None:
@@ -168,7 +167,6 @@ class Drains(SaveRecords):
 
     def peer_down(self, node: str, now: float) -> list[Action]:
         """A drain that needs the node is tried again later."""
-        self.reachable.discard(node)
         record = self._waits_for(node)
         return self._drain_failed(record, f"node {node} does not answer", now) if record is not None else []
 

@@ -28,7 +28,7 @@ class InventoryBarrier:
 
     def born(self, others: set[str]) -> None:
         """A coordinator has begun with what lies at its own node; no session is known. These may have more."""
-        self._called, self._silent = True, others - self._current.keys()
+        self._called, self._silent = True, others - self._current.keys() - self._spoke
         self.doubts = bool(self._silent)
 
     def begin(self, nodes: set[str], inside: Iterable[str], session: str, now: float, *, repeat: bool = False) -> None:
@@ -55,7 +55,8 @@ class InventoryBarrier:
         self._spoke.add(node)
         self._current[node] = (session, set(former))
         self._awaited.discard(node)
-        self._silent = (self._silent | set(former)) - self._spoke
+        self._silent |= set(former) - self._spoke
+        self._silent.discard(node)
 
     def came(self, node: str) -> None:
         """Its link came up: it will say again what it has."""

@@ -41,7 +41,7 @@ class Leave:
 
     def stranger_left(self, now: float) -> None:
         """A rank that was not in ended; perhaps it was the last that might have had a use for what lies here."""
-        if not self._sessions.present and not self.closing and self.orphaned_at is None:
+        if not self._sessions.attended and not self.closing and self.orphaned_at is None:
             self.orphaned_at = now
 
     def all_left(self, now: float) -> None:
@@ -66,7 +66,7 @@ class Leave:
             return []
         self.closing, self.orphaned_at = False, None
         self._parity.released()
-        self._saves.forget_memory()
+        self._saves.known_nodes(())
         return [ToNode(job=self._job, message=ev.JobReleased(job=self._job, node=self._node))]
 
     @property

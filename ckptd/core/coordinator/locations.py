@@ -52,7 +52,7 @@ class Routes:
     def has(self, save: SaveId, rank: int) -> bool:
         """Whether some node that answers has the segment."""
         record = self._saves.records.get(save)
-        return record is not None and bool(record.held.get(rank, set()) & self._saves.reachable)
+        return record is not None and bool(record.held.get(rank, set()) & self._saves.links.up)
 
     def tier(self, save: SaveId, rank: int, damaged: Damage) -> tuple[Tier, ev.FetchOrdered | None] | None:
         """The nearest route by which the rank can have its own segment, and what must be fetched for it first."""
@@ -72,20 +72,20 @@ class Routes:
         record = self._saves.records.get(save)
         if record is None:
             return None
-        others = (record.held.get(rank, set()) & self._saves.reachable) - {at or self.home(rank)}
+        others = (record.held.get(rank, set()) & self._saves.links.up) - {at or self.home(rank)}
         if others and (save, Tier.PEER, rank) not in damaged:
             return ev.FetchOrdered(
                 job=self._job, node=self._node, rank=rank, save=save, tier=Tier.PEER, holder=min(others)
             )
         if (save, Tier.REBUILT, rank) in damaged:
             return None
-        return self._parity.rebuild(record, rank, self._unreadable(record, damaged), self._saves.reachable)
+        return self._parity.rebuild(record, rank, self._unreadable(record, damaged), self._saves.links.up)
 
     def why_not(self, save: SaveId, ranks: list[int]) -> str:
         """In words, why these ranks' segments cannot be had."""
         record = self._saves.records.get(save)
         held = {node for rank in ranks for node in (record.held.get(rank, set()) if record is not None else set())}
-        silent = sorted(held - self._saves.reachable)
+        silent = sorted(held - self._saves.links.up)
         where = f"; nodes that do not answer have some: {', '.join(silent[:8])}" if silent else ""
         if not held and save in self._saves.on_store:
             return "what lies on the store is damaged, and no node has it in memory"

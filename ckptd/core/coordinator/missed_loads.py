@@ -14,6 +14,7 @@ class MissedLoads:
         self._incarnations: dict[str, int] = {}  # the largest that each node knows of
         self.ranks: set[int] = set()  # that came back from before the load that was agreed
         self.told: set[str] = set()  # nodes that missed the end of a load and received it since
+        self._sent: ev.LoadOrdered | None = None  # all nodes that had reported were looked at for this one
         self.asked_here = False  # a rank has asked for a load since this daemon started
 
     def new_session(self) -> None:
@@ -37,7 +38,10 @@ class MissedLoads:
         self._incarnations[node] = event.incarnation
         if (agreed := restores.agreed) is None:
             return []
-        late = [n for n, number in self._incarnations.items() if number < agreed.incarnation and n in sessions.nodes]
+        known = self._incarnations if agreed is not self._sent else {node: event.incarnation}
+        self._sent = agreed
+        late = [n for n, number in known.items() if number < agreed.incarnation]
+        late = [n for n in late if n in sessions.nodes]
         self.told |= set(late)
         self._incarnations |= dict.fromkeys(late, agreed.incarnation)
         return [ToNode(job=event.job, node=n, message=agreed) for n in late]

@@ -189,7 +189,7 @@ class ParityScheduler:
         newest = {node: max(held)[0] for node, held in self._chunks.items() if held}
         return view_of(
             self.topology,
-            unreachable=set(self.topology.nodes) - self._saves.reachable,
+            unreachable=set(self.topology.nodes) - self._saves.links.up,
             encoded=newest,
             protected=[record.save for record in self._saves.records.values() if record.protected],
             problems=self.problems,
@@ -276,7 +276,7 @@ class ParityScheduler:
         lost = (
             obsolete_since(self._saves.records.values(), loaded, self._saves.incarnation) if loaded is not None else []
         )
-        lost = [save for save in lost if not self._recoverable(self._saves.records[save], self._saves.reachable)]
+        lost = [save for save in lost if not self._recoverable(self._saves.records[save], self._saves.links.up)]
         gone |= {key for held in self._chunks.values() for key in held if key[0] in lost and key not in told}
         if self.active in lost:  # it was ordered before it was known what is lost
             self._forget_active()

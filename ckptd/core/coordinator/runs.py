@@ -4,7 +4,7 @@ All that nodes and the store tell of saves comes through here first. Only saves 
 tables of saves, parity and restores: nothing there has to ask which run something is of.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToNode
@@ -12,6 +12,8 @@ from ckptd.core.coordinator.lineage import Lineage
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.coordinator.strangers import Strangers
 from ckptd.shared.base.ids import JobKey, Run, RunId, SaveId
+
+_NOTHING: tuple[frozenset[Run], frozenset[Run]] = (frozenset(), frozenset())
 
 
 class Runs:
@@ -72,7 +74,7 @@ class Runs:
         """Every node is to receive the runs that it isolates, and to report what it has."""
         self._told.clear()
 
-    def sort(self, saves: Saves, nodes: Iterable[str]) -> list[Action]:
+    def sort(self, saves: Saves, nodes: Callable[[], Iterable[str]]) -> list[Action]:
         """Takes what is known to be another run's out of the job's saves, and has the nodes isolate it."""
         for save in [save for save in saves.records if not self.lineage.is_ours(save)]:
             for rank, holders in saves.give_away(save).items():
@@ -82,9 +84,11 @@ class Runs:
         self._back |= any(self.lineage.run_of(number) == run for number, run in self._foreign)
         self._foreign = runs
         disputed = self.lineage.disputed
-        none: frozenset[Run] = frozenset()
-        telling = [node for node in sorted(nodes) if self._told.get(node, (none, none)) != (runs, disputed)]
+        if not runs and not self._told:
+            return []
+        telling = [node for node in sorted(nodes()) if self._told.get(node, _NOTHING) != (runs, disputed)]
         self._told |= dict.fromkeys(telling, (runs, disputed))
+        self._told = {node: told for node, told in self._told.items() if told != _NOTHING}
         order = ev.ForeignRuns(
             job=self._job, node=self._node, runs=tuple(sorted(runs)), disputed=tuple(sorted(disputed))
         )

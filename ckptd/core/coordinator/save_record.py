@@ -119,20 +119,13 @@ class Record:
             return Milestone.PROTECTED
         return Milestone.STAGED if self.staged else None
 
-    def lost(self, node: str, rank: int | None = None) -> None:
-        """The node no longer has the rank's segment, or any."""
-        for held in [rank] if rank is not None else list(self.held):
-            self.held.get(held, set()).discard(node)
-            if not self.held.get(held):
-                self.held.pop(held, None)
-                if self.phase is Phase.STAGING:  # then it is not delivered any more
-                    self.delivered.pop(held, None)
-
-
-def clash_of(records: Iterable[Record], save: SaveId) -> Record | None:
-    """Another save in the same place of the order."""
-    place = (*save.owner, save.counter)
-    return next((r for r in records if r.save != save and (*r.save.owner, r.save.counter) == place), None)
+    def lost(self, rank: int, node: str) -> None:
+        """The node no longer has the rank's segment."""
+        self.held[rank].discard(node)
+        if not self.held[rank]:
+            del self.held[rank]
+            if self.phase is Phase.STAGING:  # then it is not delivered any more
+                self.delivered.pop(rank, None)
 
 
 def disagreement(one: Record, other: Record) -> str:

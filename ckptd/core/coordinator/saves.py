@@ -18,8 +18,9 @@ from ckptd.core.coordinator.drains import DrainCadence, Drains
 from ckptd.core.coordinator.fence import was_taken_over
 from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
 from ckptd.core.coordinator.retention import removed_by_others
-from ckptd.core.coordinator.save_record import Phase, Record, clash_of, disagreement, newest_whole
+from ckptd.core.coordinator.save_record import Phase, Record, disagreement, newest_whole
 from ckptd.core.coordinator.sessions import Sessions
+from ckptd.core.links import Links
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey, RunId, SaveId
 from ckptd.shared.base.wording import named_ranks
@@ -30,8 +31,8 @@ from ckptd.shared.protocol.messages import End
 class Saves(Drains):
     """What becomes of each save."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy, inventory: InventoryBarrier) -> None:
-        super().__init__(job, node, policy, inventory)
+    def __init__(self, job: JobKey, node: str, policy: Policy, inventory: InventoryBarrier, links: Links) -> None:
+        super().__init__(job, node, policy, inventory, links)
         self.due = DrainCadence()
         self.incarnation = 0  # the job's present one
         self.silent_since: float | None = None  # the store was asked then, and has never answered
@@ -51,8 +52,7 @@ class Saves(Drains):
 
     def found(self, node: str, segments: tuple[ev.HeldSegment, ...], now: float) -> list[Action]:
         """The node has exactly these segments. Sends it the outcome of their saves."""
-        for record in self.records.values():
-            record.lost(node)
+        self.clear(node)
         actions: list[Action] = []
         for segment in sorted(segments, key=lambda s: (s.save, s.rank)):
             record = self._record(segment.save, segment.world_size, now)
@@ -83,9 +83,9 @@ class Saves(Drains):
         self, node: str, record: Record, rank: int, nbytes: int, now: float, *, again: bool = False
     ) -> list[Action]:
         """A segment lies at the node. again: said before, to this coordinator or another, so it is not late."""
-        record.held.setdefault(rank, set()).add(node)
+        self.put(record, rank, node)
         record.delivered[rank] = nbytes
-        clash = clash_of(self.records.values(), record.save)
+        clash = self.clash_of(record.save)
         if clash is not None:
             return self._disagree(record, clash)
         complete = record.phase is Phase.STAGING and record.in_memory
@@ -177,9 +177,8 @@ class Saves(Drains):
     def released(self, node: str, event: ev.SegmentReleased) -> list[Action]:
         """A node's arena no longer has the segment; a save that still waited for its drain is superseded."""
         record = self.records.get(event.save)
-        if record is None or node not in record.held.get(event.rank, set()):
+        if record is None or not self.take(record, event.rank, node):
             return []
-        record.lost(node, event.rank)
         return self._superseded(record) if record.waits and self.ready else []
 
     # --- what is found on the store
@@ -234,11 +233,6 @@ class Saves(Drains):
             return [RemovePartial(job=self._job, save=save)]
         self._partials.add(save)
         return []
-
-    def forget_memory(self) -> None:
-        """The nodes give back all that they hold."""
-        for record in self.records.values():
-            record.held.clear()
 
     def revive(self, save: SaveId, now: float) -> list[Action]:
         """All of it lies in memory again, and the job continues from it: if it was to be durable, it still is."""

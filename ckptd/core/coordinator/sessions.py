@@ -14,6 +14,7 @@ from ckptd.core.coordinator.departures import Departure, How
 from ckptd.core.coordinator.processes import Processes
 from ckptd.core.coordinator.protection_view import less_than_asked
 from ckptd.core.coordinator.wait_reasons import Reason, Waiting, late_at, speaker, still_running, unheard
+from ckptd.core.links import Links
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import ANY_STORE, NO_RUN, JobKey, RunId
 from ckptd.shared.protocol.messages import Cadence, Progress
@@ -24,7 +25,7 @@ from ckptd.shared.protocol.topology import Peer, Topology
 class Sessions:
     """Admission of sessions. ``incarnation`` is the largest number this coordinator knows of."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy, known: int = 0) -> None:
+    def __init__(self, job: JobKey, node: str, policy: Policy, known: int = 0, links: Links | None = None) -> None:
         self._job = job
         self._node = node
         self._policy = policy
@@ -41,7 +42,8 @@ class Sessions:
         self.epoch = 0  # the incarnation in which this topology began
         self._epochs: dict[str, int] = {}  # by session, as its nodes have reported
         self.visitors: set[str] = set()  # nodes outside of it that may hold something of the job
-        self.processes = Processes()
+        self.links = links or Links(node)
+        self.processes = Processes(self.links)
         self.departed: dict[int, Departure] = {}  # members that left or died; nothing more comes from them
         self._dead: set[tuple[int, str]] = set()
         self.floor = 0  # the largest number seen on the store
@@ -74,7 +76,7 @@ class Sessions:
     @property
     def unreachable(self) -> set[str]:
         """Nodes that do not answer."""
-        return self.processes.unreachable
+        return self.links.down
 
     def is_stale(self, event: ev.Event) -> bool:
         """Whether it is a rank's word of another session than the present one: it counts for nothing."""
@@ -109,9 +111,8 @@ class Sessions:
         here = set(live)
         return [rank for rank, home in self.members.items() if home == node and (rank, self.session) not in here]
 
-    def peer_down(self, node: str, now: float) -> list[Action]:
+    def peer_down(self, now: float) -> list[Action]:
         """Nobody waits for ranks of a node that does not answer: what they still do is of an old incarnation."""
-        self.unreachable.add(node)
         return self._open_waiting(now)
 
     def retire(self, incarnation: int) -> None:
@@ -319,14 +320,19 @@ class Sessions:
         return {rank: node for rank, node in self.members.items() if node not in self.unreachable}
 
     @property
+    def attended(self) -> bool:
+        """Whether any member's node answers."""
+        return any(node not in self.links.down for node in self.members.values())
+
+    @property
     def wanted(self) -> bool:
         """Whether a rank may still need the job's memory: a member, one waiting to join, or one that may come back."""
-        return bool(self.present or self._waiting or self.processes.near())
+        return bool(self.attended or self._waiting or self.processes.near())
 
     @property
     def peopled(self) -> bool:
         """Whether a rank of the session is in, or lives and has not come back to a daemon that restarted."""
-        return bool(self.present or self.processes.near(self.session))
+        return bool(self.attended or self.processes.near(self.session))
 
     @property
     def living(self) -> str:

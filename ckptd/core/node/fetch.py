@@ -2,6 +2,7 @@
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, FetchSegment, ToNode
+from ckptd.core.links import Links
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.slot import Seal
@@ -12,11 +13,11 @@ from ckptd.shared.protocol.parity_types import ParityChunk
 class Fetching:
     """What was ordered and has not ended. First the holder sends its seal, or its chunk; then it is pulled."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy) -> None:
+    def __init__(self, job: JobKey, node: str, policy: Policy, links: Links) -> None:
         self._job = job
         self._node = node
         self._patience_s = policy.outside_wait_s
-        self._up = {node}  # whom it can ask
+        self._links = links
         self._late: dict[tuple[SaveId, int], float] = {}  # when the wait for a holder, or for sources, is over
         self._orders: dict[tuple[SaveId, int], ev.FetchOrdered] = {}
         self._pulling: set[tuple[SaveId, int]] = set()
@@ -80,7 +81,7 @@ class Fetching:
         return self._pull(order, seals[0], chunk)
 
     def _reaches_sources(self, order: ev.FetchOrdered) -> bool:
-        return {node for _, node in (*order.homes, *order.chunks)} <= self._up
+        return {node for _, node in (*order.homes, *order.chunks)} <= self._links.up
 
     def _rebuild_described(self, keys: list[tuple[SaveId, int]]) -> list[Action]:
         return [action for key in keys for action in self._pull(self._orders[key], *self._described.pop(key))]
@@ -134,12 +135,11 @@ class Fetching:
     @property
     def _unreached(self) -> list[tuple[SaveId, int]]:
         waiting = [key for key in self._orders if key not in self._pulling]
-        return [key for key in waiting if key in self._described or self._orders[key].holder not in self._up]
+        return [key for key in waiting if key in self._described or self._orders[key].holder not in self._links.up]
 
     def peer_up(self, event: ev.PeerUp) -> list[Action]:
         """What it was asked, or has answered, may be lost."""
         node = event.node
-        self._up.add(node)
         linked = [key for key in self._described if self._reaches_sources(self._orders[key])]
         actions = self._rebuild_described(linked)
         asked = [o for o in self._orders.values() if o.holder == node and (o.save, o.rank) not in self._pulling]
@@ -154,7 +154,6 @@ class Fetching:
     def peer_down(self, event: ev.PeerDown) -> list[Action]:
         """Who was asked will not answer. What is being pulled ends by its own deadlines."""
         node = event.node
-        self._up.discard(node)
         lost = [o for o in self._orders.values() if o.holder == node and (o.save, o.rank) not in self._pulling]
         return [action for order in lost for action in self._failed(order, f"{node} does not answer")]
 

@@ -2,6 +2,7 @@
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, KeepTopology, MeetPeers, ToNode
+from ckptd.core.links import Links
 from ckptd.core.node.ranks import LocalRanks
 from ckptd.core.node.standing import Standing
 from ckptd.shared.base.ids import JobKey
@@ -11,7 +12,7 @@ from ckptd.shared.protocol.topology import Peer, Topology
 class Membership:
     """The coordinator whose orders count here, and the nodes that receive reports from here."""
 
-    def __init__(self, job: JobKey, node: str, ranks: LocalRanks, standing: Standing) -> None:
+    def __init__(self, job: JobKey, node: str, ranks: LocalRanks, standing: Standing, links: Links) -> None:
         self._job = job
         self._standing = standing
         self._node = node
@@ -24,7 +25,7 @@ class Membership:
         self.former: tuple[str, ...] = ()  # nodes of the sessions before, as far back as something is not safe since
         self._informed: set[str] = set()  # nodes that know the live ranks here
         self._pending_sessions: dict[str, str] = {}  # pending sessions on other nodes -> candidate
-        self._down: set[str] = set()  # peers that do not answer
+        self._links = links
 
     def attached(self, event: ev.RankAttached) -> list[Action]:
         """A rank waits to join."""
@@ -70,7 +71,6 @@ class Membership:
     def peer_up(self, event: ev.PeerUp) -> list[Action]:
         """Earlier messages to it may be lost."""
         node = event.node
-        self._down.discard(node)
         actions: list[Action] = []
         if node in self._informed and node != self.coordinator:
             actions += [self.report(found, node) for found in self._ranks.live.values()]
@@ -87,13 +87,13 @@ class Membership:
     def succeeds(self) -> bool:
         """Whether this node is the first that answers, after the coordinator."""
         nodes = self.topology.nodes if self.topology is not None else ()
-        answering = [node for node in nodes if node == self._node or node not in self._down | {self.coordinator}]
+        answering = [node for node in nodes if node == self._node or node not in self._links.down | {self.coordinator}]
         return bool(answering) and answering[0] == self._node
 
     @property
-    def down(self) -> frozenset[str]:
+    def down(self) -> set[str]:
         """Nodes that do not answer this one."""
-        return frozenset(self._down)
+        return self._links.down
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -119,11 +119,6 @@ class Membership:
     def told(self, node: str) -> None:
         """It knows the live ranks here, so it must receive the end of each."""
         self._informed.add(node)
-
-    def peer_down(self, event: ev.PeerDown) -> list[Action]:
-        """It is not waited for."""
-        self._down.add(event.node)
-        return []
 
     def report(self, event: ev.Fact, to: str | None = None) -> Action:
         """To the coordinator, or to one that may come to be it."""
@@ -167,7 +162,7 @@ class Membership:
         if event.session == self.session or self.topology is None:
             return ()
         inside = {peer.node for peer in event.topology.peers} if event.topology else set()
-        gone = inside | self._down | {self._node}
+        gone = inside | self._links.down | {self._node}
         return tuple(peer for peer in self.topology.peers if peer.node not in gone)
 
     def _announce(self, event: ev.RankAttached, node: str) -> Action:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ForgetJob, Note, TakeDigests, ToRank
+from ckptd.core.links import Links
 from ckptd.core.node.drain import DrainShare, Succession
 from ckptd.core.node.fetch import Fetching
 from ckptd.core.node.foreign_memory import ForeignMemory
@@ -34,17 +35,20 @@ Handlers = dict[type[ev.Event], Parts]
 class JobNode:
     """The node's half of a job."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy, incarnation: int = 0) -> None:
+    def __init__(
+        self, job: JobKey, node: str, policy: Policy, incarnation: int = 0, links: Links | None = None
+    ) -> None:
         self.job = job
         self.node = node
+        links = links or Links(node)
         self.standing = Standing(job, incarnation)
         self.slots = SlotTable(job, policy.slots_per_rank)
         self.ranks = LocalRanks(job, self.slots)
-        self.membership = Membership(job, node, self.ranks, self.standing)
-        self.protection = Protection(job, node)
+        self.membership = Membership(job, node, self.ranks, self.standing, links)
+        self.protection = Protection(job, node, links)
         self.slot_retention = SlotRetention(self.standing)
         self.own_column = OwnDataColumn(job, node, self.slots, self.membership, self.protection)
-        self.fetching = Fetching(job, node, policy)
+        self.fetching = Fetching(job, node, policy, links)
         parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
         self.drain = DrainShare(job, self.slots, self.membership.report, parity)
         self.succession = Succession(job, node, self.membership, self.drain, self.ranks)
@@ -117,7 +121,7 @@ class JobNode:
             ev.StepsRead: (lambda event: [membership.report(self.notice.heard(event))],),
             ev.SegmentFetched: (self._fetched, self.collect),
             ev.PeerUp: (self._peer_up, membership.peer_up, self.fetching.peer_up, protection.peer_up),
-            ev.PeerDown: (membership.peer_down, self.fetching.peer_down, protection.peer_down, self._peer_down),
+            ev.PeerDown: (self.fetching.peer_down, protection.peer_down, self._peer_down),
             ev.SessionOpened: (self._opened,),
             ev.SessionRefused: (ranks.refused,),
             ev.SessionWaits: (ranks.session_waits,),

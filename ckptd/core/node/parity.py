@@ -7,6 +7,7 @@ from collections.abc import Container
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, DropChunk, Encode, StopEncode, ToNode
+from ckptd.core.links import Links
 from ckptd.core.node.membership import Membership
 from ckptd.core.node.slots import SlotTable
 from ckptd.core.redundancy_sets import set_of
@@ -22,9 +23,10 @@ _MAX_OFFERED = 4  # saves whose offers are kept before they are ordered here
 class Protection:
     """One job's parity on one node."""
 
-    def __init__(self, job: JobKey, node: str) -> None:
+    def __init__(self, job: JobKey, node: str, links: Links) -> None:
         self._job = job
         self._node = node
+        self._links = links
         self.members: tuple[str, ...] = (node,)
         self.scheme = Scheme.NONE
         self.epoch = 0
@@ -35,7 +37,6 @@ class Protection:
         self.copying: Key | None = None  # to the store: stays until that has ended
         self._running: ParityChunk | None = None
         self._offers: dict[Key, dict[str, DataColumn]] = {}
-        self._up = {node}  # nodes that answer this one
         self.foreign: frozenset[Run] = (
             frozenset()
         )  # runs that are not the job's: their parity stays until it is given up
@@ -99,7 +100,7 @@ class Protection:
             actions += self._drop_all_but({key, *(held for held in self.chunks if held >= newest)})
         actions += self._encode()
         offered = self._offers.get(key, {})
-        silent = [member for member in self.members if member not in self._up and member not in offered]
+        silent = [member for member in self.members if member not in self._links.up and member not in offered]
         if silent and self._running is None:
             actions.append(self._outcome(key, f"node {silent[0]} does not answer"))
         return actions
@@ -121,7 +122,6 @@ class Protection:
     def peer_up(self, event: ev.PeerUp) -> list[Action]:
         """A member may not have received what was offered."""
         node = event.node
-        self._up.add(node)
         own = self._offers.get(self.ordered, {}).get(self._node) if self.ordered is not None else None
         if self.ordered is None or own is None or node not in self.members:
             return []
@@ -130,7 +130,6 @@ class Protection:
     def peer_down(self, event: ev.PeerDown) -> list[Action]:
         """A member whose column is waited for will not offer it soon."""
         node = event.node
-        self._up.discard(node)
         key = self.ordered
         waits = key is not None and key not in self.chunks and self._running is None
         if key is None or not waits or node not in self.members or node in self._offers.get(key, {}):

@@ -4,6 +4,7 @@ import pytest
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.core.links import Links
 from ckptd.core.node.drain import DrainShare
 from ckptd.core.node.parity import Protection
 from ckptd.core.node.parity_share import ParityShare
@@ -26,7 +27,7 @@ def a_share() -> DrainShare:
             job=KEY, slot=SLOT, capacity=4096, rank=0, world_size=1, save=SAVE, nbytes=seal.image_nbytes, seal=seal
         )
     )
-    parity = ParityShare(KEY, Protection(KEY, "a"), on=False, wait_s=1.0)
+    parity = ParityShare(KEY, Protection(KEY, "a", Links("a")), on=False, wait_s=1.0)
     return DrainShare(KEY, slots, lambda event: act.ToNode(job=KEY, node="b", message=event), parity)
 
 

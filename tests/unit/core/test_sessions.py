@@ -392,8 +392,9 @@ def test_processes_of_a_node_that_does_not_answer_keep_no_memory():
     sessions = Sessions(KEY, "a", Policy())
     sessions.found("b", ev.RankFound(job=KEY, rank=1, session="s", pid=7, host="b"))
     assert sessions.wanted
-    sessions.peer_down("b", 0.0)
+    sessions.links.went("b")
     assert not sessions.wanted
+    sessions.links.came("b")
     sessions.processes.link_up("b")
     assert sessions.wanted
 
@@ -406,7 +407,7 @@ def test_a_number_that_comes_when_none_who_answers_waits_for_admission_opens_not
         cadence=Cadence(),
     )  # fmt: skip
     assert [type(action) for action in sessions.attach("b", event, 0.0)] == [act.TakeIncarnation]
-    sessions.peer_down("b", 1.0)
+    sessions.links.went("b")
     assert sessions.opened(ev.IncarnationTaken(job=KEY, session="a", run=RUN, number=14), 2.0) == []
     assert (sessions.session, sessions.incarnation) == ("", 0)
 

@@ -2,6 +2,7 @@
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Encode
+from ckptd.core.links import Links
 from ckptd.core.node.parity import Protection
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.schemes import Scheme
@@ -32,7 +33,7 @@ def ordered(protection, epoch):
 
 
 def test_it_is_kept_for_the_topology_that_comes():
-    protection = Protection(JOB, "b")
+    protection = Protection(JOB, "b", Links("b"))
     protection.moved(opened(1))
     assert protection.offered(offer_of("a", 0, 2)) == []
     protection.moved(opened(2))
@@ -40,7 +41,7 @@ def test_it_is_kept_for_the_topology_that_comes():
 
 
 def test_it_is_kept_over_a_topology_that_comes_before_its_own():
-    protection = Protection(JOB, "b")
+    protection = Protection(JOB, "b", Links("b"))
     protection.moved(opened(1))
     protection.offered(offer_of("a", 0, 3))
     protection.moved(opened(2, "bc"))
@@ -49,7 +50,7 @@ def test_it_is_kept_over_a_topology_that_comes_before_its_own():
 
 
 def test_one_of_an_earlier_topology_is_of_no_use():
-    protection = Protection(JOB, "b")
+    protection = Protection(JOB, "b", Links("b"))
     protection.moved(opened(1))
     protection.offered(offer_of("a", 0, 1))
     protection.moved(opened(2))
@@ -57,7 +58,7 @@ def test_one_of_an_earlier_topology_is_of_no_use():
 
 
 def test_one_of_a_node_that_is_in_no_set_with_this_one_is_of_no_use():
-    protection = Protection(JOB, "b")
+    protection = Protection(JOB, "b", Links("b"))
     protection.moved(opened(1))
     protection.offered(offer_of("c", 0, 2))
     protection.offered(offer_of("a", 0, 2))

@@ -4,6 +4,7 @@ import pytest
 
 from ckptd.core import events as ev
 from ckptd.core.actions import FetchSegment
+from ckptd.core.links import Links
 from ckptd.core.node.fetch import Fetching
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey, SaveId
@@ -24,14 +25,24 @@ CHUNK = ParityChunk(SAVE, 1, "xor", 2, COLUMNS)
 @pytest.fixture(name="fetching")
 def fixture_fetching():
     """Of node d, which takes the place of a; its link to c, which holds the chunk, is up."""
-    fetching = Fetching(JOB, "d", Policy())
+    fetching = Fetching(JOB, "d", Policy(), Links("d"))
     up(fetching, "c")
     fetching.order(ORDER, None)
     return fetching
 
 
 def up(fetching, node):
-    return [type(action) for action in fetching.peer_up(ev.PeerUp(job=JOB, node=node))]
+    return [type(action) for action in came(fetching, node)]
+
+
+def came(fetching, node):
+    fetching._links.came(node)
+    return fetching.peer_up(ev.PeerUp(job=JOB, node=node))
+
+
+def went(fetching, node):
+    fetching._links.went(node)
+    fetching.peer_down(ev.PeerDown(job=JOB, node=node))
 
 
 def described(fetching, chunk=CHUNK):
@@ -40,10 +51,10 @@ def described(fetching, chunk=CHUNK):
 
 def test_it_waits_for_the_link_to_a_source(fetching):
     assert described(fetching) == []
-    (begun,) = fetching.peer_up(ev.PeerUp(job=JOB, node="b"))
+    (begun,) = came(fetching, "b")
     assert isinstance(begun, FetchSegment)
     assert begun.chunk == CHUNK
-    assert fetching.peer_up(ev.PeerUp(job=JOB, node="b")) == [], "once"
+    assert came(fetching, "b") == [], "once"
 
 
 def test_it_begins_at_once_where_all_are_linked(fetching):
@@ -74,7 +85,7 @@ def test_a_job_that_ends_has_no_rebuild_left(fetching):
 
 
 def test_an_order_that_was_given_up_and_is_given_again_has_its_time_again(fetching):
-    fetching.peer_down(ev.PeerDown(job=JOB, node="c"))
+    went(fetching, "c")
     fetching.order(ORDER, None)
     fetching.tick(100)
     assert len(fetching.tick(100 + Policy().outside_wait_s)) == 1
@@ -83,7 +94,7 @@ def test_an_order_that_was_given_up_and_is_given_again_has_its_time_again(fetchi
 
 
 def test_the_wait_for_sources_begins_when_the_holder_has_answered(fetching):
-    fetching.peer_down(ev.PeerDown(job=JOB, node="c"))
+    went(fetching, "c")
     fetching.order(ORDER, None)
     fetching.tick(100)
     up(fetching, "c")

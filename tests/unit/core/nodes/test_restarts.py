@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.core.links import Links
 from ckptd.core.node.parity import Protection
 from ckptd.core.node.slot_retention import SlotRetention
 from ckptd.core.node.standing import Standing
@@ -159,7 +160,7 @@ def test_who_has_said_what_it_has_before_the_session_was_known_again_is_not_wait
 
 def test_what_was_ordered_to_be_encoded_before_it_was_known_to_be_lost_holds_no_slot():
     peers = tuple(Peer(name, name, "", name * 40) for name in "ab")
-    protection = Protection(KEY, "a")
+    protection = Protection(KEY, "a", Links("a"))
     topology = Topology(peers, (0, 1), Scheme.XOR, 8)
     protection.moved(ev.TopologyKept(job=KEY, topology=topology, epoch=1, since=1))
     protection.order(ev.EncodeOrdered(job=KEY, node="a", save=TWO, epoch=1))

@@ -1,22 +1,29 @@
-"""The saves of a job that matter, and what lies where of each: facts and questions, no decisions. Pure."""
+"""What a coordinator knows of its job, as tables: data and queries, no decisions. Pure.
+
+A turn costs what changed, not what the job has: what lies where is kept both ways, by rank and by node.
+"""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Container
 
 from ckptd.core import events as ev
 from ckptd.core.coordinator.save_record import Phase, Record
-from ckptd.shared.base.ids import SaveId
+from ckptd.core.links import Links
+from ckptd.shared.base.ids import Run, SaveId
 from ckptd.shared.format.replica_attestations import doubt
 from ckptd.shared.protocol.messages import End, Progress
 
 MAX_RECORDS = 64
 
 
-class SaveRecords:
-    """Records by save, and the committed checkpoints on the store."""
+class JobState:
+    """Records by save, what lies at which node, and the committed checkpoints on the store."""
 
-    def __init__(self) -> None:
+    def __init__(self, links: Links) -> None:
+        self.links = links
         self.records: dict[SaveId, Record] = {}
+        self._at: dict[str, dict[SaveId, set[int]]] = {}  # node -> ranks whose segments it has, by save
+        self._in_order: dict[tuple[Run, int], set[SaveId]] = {}  # by owner and counter
         self._past: Counter[End] = Counter()  # of records that were dropped
         self.on_store: dict[SaveId, ev.OnStore] = {}
         self.active: SaveId | None = None  # being drained or committed
@@ -26,17 +33,65 @@ class SaveRecords:
         record = self.records[save]
         if record.phase in (Phase.DRAINING, Phase.COMMITTING):
             return {}
-        return self.records.pop(save).held
+        held = record.held
+        for rank, nodes in held.items():
+            for node in nodes:
+                self._unlist(node, save, rank)
+        self._drop(save)
+        return held
 
-    def known_nodes(self, nodes: set[str]) -> None:
+    def _drop(self, save: SaveId) -> Record:
+        place = (save.owner, save.counter)
+        self._in_order[place].discard(save)
+        if not self._in_order[place]:
+            del self._in_order[place]
+        return self.records.pop(save)
+
+    # --- what lies where
+
+    def put(self, record: Record, rank: int, node: str) -> None:
+        """The rank's segment lies at the node."""
+        record.held.setdefault(rank, set()).add(node)
+        self._at.setdefault(node, {}).setdefault(record.save, set()).add(rank)
+
+    def take(self, record: Record, rank: int, node: str) -> bool:
+        """The rank's segment lies there no longer. Returns whether it did."""
+        if node not in record.held.get(rank, ()):
+            return False
+        record.lost(rank, node)
+        self._unlist(node, record.save, rank)
+        return True
+
+    def clear(self, node: str) -> None:
+        """Nothing lies at the node, as far as is known."""
+        for save, ranks in self._at.pop(node, {}).items():
+            for rank in ranks:
+                self.records[save].lost(rank, node)
+
+    def known_nodes(self, nodes: Container[str]) -> None:
         """What lies elsewhere is out of reach."""
-        for record in self.records.values():
-            for node in {n for holders in record.held.values() for n in holders} - nodes:
-                record.lost(node)
+        for node in [node for node in self._at if node not in nodes]:
+            self.clear(node)
+
+    def _unlist(self, node: str, save: SaveId, rank: int) -> None:
+        ranks = self._at[node][save]
+        ranks.discard(rank)
+        if not ranks:
+            del self._at[node][save]
+        if not self._at[node]:
+            del self._at[node]
+
+    # --- saves
+
+    def clash_of(self, save: SaveId) -> Record | None:
+        """Another save in the same place of the order."""
+        others = self._in_order.get((save.owner, save.counter), set()) - {save}
+        return self.records[min(others, key=lambda other: other.step)] if others else None
 
     def _record(self, save: SaveId, world_size: int, now: float) -> Record:
         if save not in self.records:
             self.records[save] = Record(save, world_size, now)
+            self._in_order.setdefault((save.owner, save.counter), set()).add(save)
             self._prune()
         record = self.records[save]
         record.world_size = record.world_size or world_size  # that of what was found on the store is not known
@@ -49,7 +104,7 @@ class SaveRecords:
     @property
     def anything_held(self) -> bool:
         """Whether some segment of some save lies in an arena."""
-        return any(record.held for record in self.records.values())
+        return bool(self._at)
 
     @property
     def newest_staged(self) -> Record | None:
@@ -70,7 +125,7 @@ class SaveRecords:
     def _prune(self) -> None:
         ended = sorted(s for s, r in self.records.items() if r.end is not None and not r.held and s != self.active)
         for save in ended[: max(0, len(self.records) - MAX_RECORDS)]:
-            end = self.records.pop(save).end
+            end = self._drop(save).end
             assert end is not None  # noqa: S101 - only ended ones were taken
             self._past[end] += 1
 

@@ -1,0 +1,22 @@
+"""Which daemons of a job's other nodes answer this one: kept once, for both halves of the job. Pure."""
+
+
+class Links:
+    """``up``: nodes that answer, this one among them. ``down``: nodes whose link broke, until it is up again.
+
+    A node in neither set has had no link yet. ``Catalogue`` writes it before a half of the job handles the event.
+    """
+
+    def __init__(self, node: str) -> None:
+        self.up = {node}
+        self.down: set[str] = set()
+
+    def came(self, node: str) -> None:
+        """The link to the node is up."""
+        self.up.add(node)
+        self.down.discard(node)
+
+    def went(self, node: str) -> None:
+        """The node does not answer."""
+        self.up.discard(node)
+        self.down.add(node)
