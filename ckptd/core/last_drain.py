@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ckptd.core.coordinator.coordinator import Coordinator
+from ckptd.core.coordinator.save_states import State
 from ckptd.core.node.node import JobNode
 from ckptd.shared.base.ids import SaveId
 
@@ -82,7 +83,7 @@ class LastDrain:
             saves = self._coordinator.saves
             if self._newest is None:
                 return saves.active is not None
-            return not self._safe and (saves.active is not None or any(r.waits for r in saves.records.values()))
+            return not self._safe and (saves.active is not None or bool(saves.of(State.QUEUED)))
         reachable = self._node.coordinator not in self._node.membership.down
         return not self._safe and (reachable or self._node.drain.at_work)
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckptd.core.coordinator.save_record import Phase, Record
+from ckptd.core.coordinator.save_record import Record
+from ckptd.core.coordinator.save_states import State
 from ckptd.core.jobs import Job
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.base.log_line import line
@@ -26,8 +27,7 @@ class _Seen:
     """Of a save: what was said of it."""
 
     milestone: Milestone | None = None
-    phase: Phase = Phase.STAGING
-    end: End | None = None
+    state: State = State.STAGING
     failures: int = 0
 
 
@@ -76,22 +76,19 @@ def _of_save(name: str, record: Record, seen: _Seen, job: Job, now: float) -> It
         if record.milestone is not None:
             yield Entry(logging.INFO, line(str(record.milestone), **facts, **_how(record, now)))
         seen.milestone = record.milestone
-    if record.phase is not seen.phase:
-        if record.phase is Phase.DRAINING:
-            attempt = record.failures + 1
-            yield Entry(logging.INFO, line("draining", **facts, nodes=len(record.drainers), attempt=attempt))
-        seen.phase = record.phase
+    was, seen.state = seen.state, record.state
+    if record.state is not was and record.state is State.DRAINING:
+        attempt = record.failures + 1
+        yield Entry(logging.INFO, line("draining", **facts, nodes=len(record.drainers), attempt=attempt))
     if record.failures > seen.failures:
         retry = job.coordinator.saves.retry_at
         retry_s = round(max(0.0, retry - now), 1) if retry is not None else None
         text = line("drain failed", **facts, attempt=record.failures, error=record.error, retry_s=retry_s)
         yield Entry(logging.WARNING, text)
     seen.failures = record.failures
-    if record.end is not seen.end:
-        if record.end is not None and record.end is not End.DURABLE:
-            level = logging.WARNING if record.end in _BAD_ENDS else logging.INFO
-            yield Entry(level, line(str(record.end), **facts, reason=record.reason or record.error))
-        seen.end = record.end
+    if record.state is not was and record.end is not None and record.end is not End.DURABLE:
+        level = logging.WARNING if record.end in _BAD_ENDS else logging.INFO
+        yield Entry(level, line(str(record.end), **facts, reason=record.reason or record.error))
 
 
 def _how(record: Record, now: float) -> dict[str, object]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ckptd.core.coordinator.protection_view import NodeView, ProtectionView, view_of
-from ckptd.core.coordinator.save_record import Phase, Record
+from ckptd.core.coordinator.save_record import Record
+from ckptd.core.coordinator.save_states import ON_STORE_WAY, State
 from ckptd.core.jobs import Catalogue, Job
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.messages import Milestone
@@ -128,12 +129,11 @@ def checkpoints(job: Job, now: float) -> list[CheckpointStatus]:
 
 def _of_record(record: Record, on_store: bool, protected: bool, now: float) -> CheckpointStatus:
     tiers = (["arena"] if record.staged and record.in_memory else []) + (["pfs"] if on_store else [])
-    running = record.phase in (Phase.DRAINING, Phase.COMMITTING)
     return CheckpointStatus(
         step=record.save.step,
         incarnation=record.save.incarnation,
         counter=record.save.counter,
-        phase=str(record.phase if running or record.end is None else record.end),
+        phase="staged" if record.state is State.QUEUED else str(record.state),
         milestone=str(record.milestone) if record.milestone else None,
         end=str(record.end) if record.end else None,
         reason=record.reason or record.error,
@@ -151,14 +151,14 @@ def _of_record(record: Record, on_store: bool, protected: bool, now: float) -> C
 def _drain(job: Job, now: float) -> DrainStatus | None:
     saves, record = job.coordinator.saves, _draining(job)
     if record is None:
-        waiting = [r for r in saves.records.values() if r.due and r.error and r.end is None]
+        waiting = [r for r in saves.of(State.QUEUED) if r.error]
         record = max(waiting, key=lambda r: r.save, default=None)
     if record is None:
         return None
     done = sum(record.done.values())
     seconds = max(now - record.drain_since, 1e-6)
     rate = done / seconds
-    running = record.phase in (Phase.DRAINING, Phase.COMMITTING)
+    running = record.state in ON_STORE_WAY
     return DrainStatus(
         save=record.save,
         nbytes=record.nbytes,

@@ -66,7 +66,7 @@ _LINKS = (
     ),
     _row(
         "staged-only-with-every-rank", f"{_COORDINATOR}saves.py",
-        "complete = record.phase is Phase.STAGING and record.in_memory", "complete = record.phase is Phase.STAGING",
+        "complete = not record.staged and record.in_memory", "complete = not record.staged",
         "links.py::test_a_node_that_is_cut_off_degrades_its_set_until_it_is_back",
     ),
     _row(

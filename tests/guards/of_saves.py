@@ -55,7 +55,7 @@ _BUDGETS = (
     ),
     _row(
         "a-skipped-save-is-counted", f"{_COORDINATOR}saves.py",
-        "self._finish(record, End.SKIPPED, reason)", "self._finish(record, End.FAILED, reason)",
+        "self._end(record, On.SKIPPED, reason)", "self._end(record, On.CLASHED, reason)",
         "budgets.py::test_a_save_that_finds_no_slot_beside_a_slow_drain_is_skipped_and_counted",
     ),
     _row(
@@ -221,7 +221,7 @@ _MISSING = (
     ),
     _row(
         "the-last-rank-completes-a-save", f"{_COORDINATOR}saves.py",
-        "complete = record.phase is Phase.STAGING and record.in_memory", "complete = False",
+        "complete = not record.staged and record.in_memory", "complete = False",
         "missing_ranks.py::test_ranks_that_come_after_all_make_it_whole",
     ),
     _row(

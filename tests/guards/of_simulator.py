@@ -16,7 +16,7 @@ ROWS = (
     ),
     _row(
         "core-staged-after-all-ranks", f"{_COORDINATOR}saves.py",
-        "complete = record.phase is Phase.STAGING and record.in_memory", "complete = record.phase is Phase.STAGING",
+        "complete = not record.staged and record.in_memory", "complete = not record.staged",
     ),
     _row(
         "core-older-parity-stays", f"{_NODE}parity.py",

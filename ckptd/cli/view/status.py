@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ckptd.cli.view.nodes import NodesView, named, troubles, versions
 from ckptd.cli.view.parts import NEARLY_FULL, Facts, Marks, Name, bar, marks_for, plain_table
-from ckptd.core.coordinator.save_record import Phase
+from ckptd.core.coordinator.save_states import State
 from ckptd.shared.format.replica_attestations import doubt
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import End, Milestone, Tier
@@ -292,7 +292,7 @@ def _durable_mark(one: CheckpointStatus, marks: Marks) -> Text:
 
 def _remarks(shown: list[CheckpointStatus], hidden: int) -> Iterator[Text]:
     """What the table has no room for: for whom a save waits, why one ended badly, and how many rows are not shown."""
-    waiting = {one.reason: one for one in shown if one.phase == Phase.STAGING and one.reason}  # the oldest of each
+    waiting = {one.reason: one for one in shown if one.phase == State.STAGING and one.reason}  # the oldest of each
     for one in waiting.values():
         yield Text.assemble((f"step {one.step} ", "yellow"), (human.printable(one.reason), "yellow"), overflow="fold")
     for one in shown:

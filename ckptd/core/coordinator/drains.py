@@ -1,11 +1,4 @@
-"""The one drain that may run in a job: its save, which node writes what, its commit, its repetition. Pure.
-
-::
-
-    staged --due, store free--> draining --all voted--> committing --renamed--> durable
-      ^                            |                        |
-      '------- retry, backoff -----'------------------------'
-"""
+"""The one drain that may run in a job: its save, which node writes what, its commit, its repetition. Pure."""
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Note, RemovePartial, ToNode
@@ -13,11 +6,12 @@ from ckptd.core.coordinator.fence import Fence
 from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
 from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.retention import Retention
-from ckptd.core.coordinator.save_record import Phase, Record
+from ckptd.core.coordinator.save_record import Record
+from ckptd.core.coordinator.save_states import OPEN, SAVE, On, State
 from ckptd.core.links import Links
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.shared.protocol.messages import Cadence, End
+from ckptd.shared.protocol.messages import Cadence
 
 _COMMIT_TRIES = 2  # before the drain itself is done again
 
@@ -73,18 +67,24 @@ class Drains(JobState):
         """Somebody wants the newest checkpoint durable, whatever the cadence says."""
         if self.fence.taken_over:
             return []
-        open_saves = [r for r in self.records.values() if r.end is None or r.end in (End.KEPT, End.FAILED)]
-        open_saves = [r for r in open_saves if r.save.incarnation != self.disputed]
-        alive = [r for r in open_saves if (r.in_memory if r.staged else r.end is None)]
+        whole = self.of(State.KEPT, State.FAILED, State.QUEUED, State.DRAINING, State.COMMITTING)
+        alive = [r for r in whole if r.staged and r.in_memory] + self.of(State.STAGING)
+        alive = [r for r in alive if r.save.incarnation != self.disputed]
         newest = max(alive, key=lambda r: r.save, default=None)
         staged = self.newest_staged
         if staged is not None and staged.save.incarnation == self.disputed:
             return []
-        for record in {id(r): r for r in (newest, staged) if r is not None and r.phase is not Phase.DURABLE}.values():
-            record.due, record.end, record.reason = True, None, ""
-            record.first_failure = None
+        for record in {id(r): r for r in (newest, staged) if r is not None}.values():
+            if record.state is not State.DURABLE:
+                self._queue(record, On.ASKED)
         self.retry_at = None if self.active is None else self.retry_at
         return self.start_drain(now)
+
+    def _queue(self, record: Record, on: On) -> None:
+        """It is to be drained, from the beginning."""
+        record.due, record.reason, record.first_failure = True, "", None
+        if SAVE.takes(record.state, on):
+            self.move(record, on)
 
     def start_drain(self, now: float) -> list[Action]:
         """Drains the newest staged save if any waits and the store is free; older ones that waited are superseded.
@@ -98,11 +98,11 @@ class Drains(JobState):
             or (self.retry_at is not None and now < self.retry_at)
         ):
             return []
-        waiting = [r for r in self.records.values() if r.waits and (r.in_memory or not self._inventory.doubts)]
+        waiting = [r for r in self.of(State.QUEUED) if r.in_memory or not self._inventory.doubts]
         newest = self.newest_staged
         if newest is None:
             reason = "its memory was given up before it was drained"
-            return [a for record in waiting for a in self._finish(record, End.FAILED, reason)]
+            return [a for record in waiting for a in self._end(record, On.NO_CHANCE, reason)]
         if not waiting or newest.save.incarnation == self.disputed:
             return []
         forced = [r for r in waiting if r.forced and r.in_memory]
@@ -111,14 +111,18 @@ class Drains(JobState):
         for record in waiting:
             if record.save < chosen.save or not record.in_memory:
                 actions += self._superseded(record)
-        if chosen.phase is not Phase.STAGED:
+        if chosen.state not in OPEN:
             return actions
-        self.retry_at, chosen.due, chosen.end = None, True, None
+        self.retry_at = None
+        if chosen.state is not State.QUEUED:
+            chosen.due = True
+            self.move(chosen, On.ITS_TURN)
         return [*actions, *self._begin_drain(chosen, now)]
 
     def _begin_drain(self, record: Record, now: float) -> list[Action]:
         self.active = record.save
-        record.phase, record.drain_since = Phase.DRAINING, now
+        self.move(record, On.STORE_FREE)
+        record.drain_since = now
         record.voters, record.done, record.commit_failures, record.drainers = set(), {}, 0, {}
         for rank, nodes in sorted(record.held.items()):
             able = nodes & self.links.up
@@ -152,7 +156,12 @@ class Drains(JobState):
     def _waits_for(self, node: str) -> Record | None:
         """The drain that runs, while the node has not written its part."""
         record = self.records.get(self.active) if self.active is not None else None
-        waits = record is not None and record.phase is Phase.DRAINING and node in set(record.drainers) - record.voters
+        waits = (
+            record is not None
+            and record.state is State.DRAINING
+            and node in record.drainers
+            and node not in record.voters
+        )
         return record if waits else None
 
     def _heard_of_drainer(self, node: str, now: float) -> list[Action]:
@@ -179,37 +188,38 @@ class Drains(JobState):
     def voted(self, node: str, save: SaveId, problem: str, now: float) -> list[Action]:
         """A node's files and vote are synced, or why not."""
         record = self.records.get(save)
-        if record is None or save != self.active or record.phase is not Phase.DRAINING:
+        if record is None or save != self.active or record.state is not State.DRAINING:
             return []
         if problem:
             return self._drain_failed(record, problem, now)
-        record.voters.add(node)
-        if record.voters >= set(record.drainers):
-            return self._commit(record)
-        return []
+        if node in record.drainers:
+            record.voters.add(node)
+        return self._commit(record, On.VOTED) if len(record.voters) == len(record.drainers) else []
 
     def found_committed(self, save: SaveId) -> list[Action]:
         """The drain found its save committed already: the commit, repeated, confirms it."""
         record = self.records.get(save)
-        return self._commit(record) if record is not None and save == self.active else []
+        if record is None or save != self.active or record.state is not State.DRAINING:
+            return []
+        return self._commit(record, On.VOTES_FOUND)
 
-    def _commit(self, record: Record) -> list[Action]:
-        self.active, record.phase = record.save, Phase.COMMITTING
+    def _commit(self, record: Record, on: On) -> list[Action]:
+        self.active = record.save
+        self.move(record, on)
         self._asked = self.fence.commit(record.save)
         return [self._asked]
 
     def committed(self, event: ev.CommitEnded, now: float) -> list[Action]:
         """The checkpoint is durable, or why not."""
         record = self.records.get(event.save)
-        if record is None or event.save != self.active:
+        if record is None or event.save != self.active or record.state is not State.COMMITTING:
             return []
         if event.problem:
             record.commit_failures += 1
             return self._drain_failed(record, event.problem, now)
         if event.taken_over and self._asked != self.fence.commit(record.save):
-            return self._commit(record)  # it was made for the session that this one replaced: nobody replaced this one
+            return self._commit(record, On.AGAIN)  # it was made for the session that this one replaced
         if event.taken_over:
-            record.phase = Phase.STAGED
             return [*self._drop_drain(record), *self.superseded_by(event.taken_over)]
         return [*self._made_durable(record, event.nbytes), *self.start_drain(now)]
 
@@ -217,17 +227,20 @@ class Drains(JobState):
         """Another session took the job over: nothing of this one becomes durable any more, whatever lies there."""
         self.fence.taken_over = incarnation
         reason = f"incarnation {incarnation} took the job over"
-        waiting = [r for r in self.records.values() if r.waits or (r.staged and r.end is None)]
+        lost = self.of(State.QUEUED, State.DRAINING, *([State.COMMITTING] if self.active is None else []))
         actions: list[Action] = [Note(job=self._job, text=f"{reason}: what this run saves is not durable any more")]
-        return [*actions, *(a for record in waiting for a in self._finish(record, End.FAILED, reason))]
+        for record in lost:  # a commit that is under way has its own answer
+            actions += self._drop_drain(record) if record.save == self.active else []
+            actions += self._end(record, On.TAKEN_OVER, reason)
+        return actions
 
     def _made_durable(self, record: Record, nbytes: int) -> list[Action]:
         save = record.save
         self.on_store[save] = ev.OnStore(
             save, record.world_size, nbytes or record.nbytes, save.dirname, record.compared
         )
-        record.phase, record.error = Phase.DURABLE, ""
-        actions = self._finish(record, End.DURABLE, self.fence.hides(save))
+        record.error = ""
+        actions = self._end(record, On.RENAMED, self.fence.hides(save))
         actions += self._drop_drain(record)
         self._partials.discard(save)  # it has its final name now
         for partial in sorted(p for p in self._partials if p < save):
@@ -248,23 +261,24 @@ class Drains(JobState):
         self.retry_at = now + pause
         self._partials.add(record.save)  # what it left goes with the next commit, if that is of a newer save
         note = Note(job=self._job, text=f"drain of {record.save} failed, again in {pause:g} s: {problem}")
-        if record.phase is Phase.COMMITTING and record.commit_failures < _COMMIT_TRIES:
+        if record.state is State.COMMITTING and record.commit_failures < _COMMIT_TRIES:
             return [note]  # stays active: the commit alone is tried again
-        record.phase = Phase.STAGED
         actions: list[Action] = [note]
         late = now - record.first_failure >= self._policy.drain_give_up_s
-        if late or not (record.in_memory or self._inventory.doubts):
+        if late or self.fence.taken_over or not (record.in_memory or self._inventory.doubts):
             record.due = False
-            actions += self._finish(record, End.FAILED, problem)
+            actions += self._end(record, On.HOPELESS, problem)
+        else:
+            self.move(record, On.BROKEN)
         return [*actions, *self._drop_drain(record)]
 
     def _superseded(self, record: Record) -> list[Action]:
         """The save's turn is over before it came; the newest takes it."""
         newest = self.newest_staged
-        if newest is not None and newest.phase is Phase.STAGED and newest.end is End.KEPT:
-            newest.due, newest.end, newest.reason = True, None, ""
+        if newest is not None and newest.state is State.KEPT:
+            self._queue(newest, On.ITS_TURN)
         reason = f"{newest.save if newest else 'a newer save'} was staged before its drain began"
-        return self._finish(record, End.SUPERSEDED, reason + (f"; last error: {record.error}" if record.error else ""))
+        return self._end(record, On.OUTRUN, reason + (f"; last error: {record.error}" if record.error else ""))
 
     def retire(self) -> list[Action]:
         """Removes what retention no longer keeps."""
@@ -278,8 +292,9 @@ class Drains(JobState):
 
     # --- ends
 
-    def _finish(self, record: Record, end: End, reason: str) -> list[Action]:
-        record.end, record.reason = end, reason
+    def _end(self, record: Record, on: On, reason: str) -> list[Action]:
+        self.move(record, on)
+        record.reason = reason
         return self._tell_end(record)
 
     def _tell_end(self, record: Record, node: str | None = None) -> list[Action]:

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Container
 
 from ckptd.core import events as ev
-from ckptd.core.coordinator.save_record import Phase, Record
+from ckptd.core.coordinator.save_record import Record
+from ckptd.core.coordinator.save_states import ON_STORE_WAY, SAVE, WHOLE, On, State
 from ckptd.core.links import Links
 from ckptd.shared.base.ids import Run, SaveId
 from ckptd.shared.format.replica_attestations import doubt
@@ -22,16 +23,19 @@ class JobState:
     def __init__(self, links: Links) -> None:
         self.links = links
         self.records: dict[SaveId, Record] = {}
+        self._in: dict[State, dict[SaveId, Record]] = {state: {} for state in State}
         self._at: dict[str, dict[SaveId, set[int]]] = {}  # node -> ranks whose segments it has, by save
         self._in_order: dict[tuple[Run, int], set[SaveId]] = {}  # by owner and counter
         self._past: Counter[End] = Counter()  # of records that were dropped
         self.on_store: dict[SaveId, ev.OnStore] = {}
         self.active: SaveId | None = None  # being drained or committed
+        self._newest: Record | None = None  # of newest_staged
+        self._newest_is_known = True
 
     def give_away(self, save: SaveId) -> dict[int, set[str]]:
         """The save is another run's: what lies where of it, by rank. Nothing while it is on its way to the store."""
         record = self.records[save]
-        if record.phase in (Phase.DRAINING, Phase.COMMITTING):
+        if record.state in ON_STORE_WAY:
             return {}
         held = record.held
         for rank, nodes in held.items():
@@ -45,20 +49,26 @@ class JobState:
         self._in_order[place].discard(save)
         if not self._in_order[place]:
             del self._in_order[place]
-        return self.records.pop(save)
+        record = self.records.pop(save)
+        SAVE.after(record.state, On.FORGOTTEN)
+        del self._in[record.state][save]
+        self._newest_is_known = False
+        return record
 
     # --- what lies where
 
     def put(self, record: Record, rank: int, node: str) -> None:
         """The rank's segment lies at the node."""
-        record.held.setdefault(rank, set()).add(node)
+        nodes = record.held.setdefault(rank, set())
+        self._newest_is_known &= bool(nodes) or not record.staged
+        nodes.add(node)
         self._at.setdefault(node, {}).setdefault(record.save, set()).add(rank)
 
     def take(self, record: Record, rank: int, node: str) -> bool:
         """The rank's segment lies there no longer. Returns whether it did."""
         if node not in record.held.get(rank, ()):
             return False
-        record.lost(rank, node)
+        self._lost(record, rank, node)
         self._unlist(node, record.save, rank)
         return True
 
@@ -66,12 +76,16 @@ class JobState:
         """Nothing lies at the node, as far as is known."""
         for save, ranks in self._at.pop(node, {}).items():
             for rank in ranks:
-                self.records[save].lost(rank, node)
+                self._lost(self.records[save], rank, node)
 
     def known_nodes(self, nodes: Container[str]) -> None:
         """What lies elsewhere is out of reach."""
         for node in [node for node in self._at if node not in nodes]:
             self.clear(node)
+
+    def _lost(self, record: Record, rank: int, node: str) -> None:
+        record.lost(rank, node)
+        self._newest_is_known &= record is not self._newest
 
     def _unlist(self, node: str, save: SaveId, rank: int) -> None:
         ranks = self._at[node][save]
@@ -83,6 +97,20 @@ class JobState:
 
     # --- saves
 
+    def move(self, record: Record, on: On) -> None:
+        """The save's state follows from its table."""
+        after = SAVE.after(record.state, on)
+        assert after is not None  # noqa: S101 - what is forgotten is dropped
+        del self._in[record.state][record.save]
+        record.state = after
+        self._in[after][record.save] = record
+        record.staged |= after in WHOLE
+        self._newest_is_known = False
+
+    def of(self, *states: State) -> list[Record]:
+        """Saves that are in these states, each since when it came there."""
+        return [record for state in states for record in self._in[state].values()]
+
     def clash_of(self, save: SaveId) -> Record | None:
         """Another save in the same place of the order."""
         others = self._in_order.get((save.owner, save.counter), set()) - {save}
@@ -90,16 +118,16 @@ class JobState:
 
     def _record(self, save: SaveId, world_size: int, now: float) -> Record:
         if save not in self.records:
-            self.records[save] = Record(save, world_size, now)
+            record = self.records[save] = Record(save, world_size, now)
+            assert SAVE.after(None, On.BEGUN) is record.state  # noqa: S101 - as its table says
+            self._in[record.state][save] = record
             self._in_order.setdefault((save.owner, save.counter), set()).add(save)
             self._prune()
         record = self.records[save]
-        record.world_size = record.world_size or world_size  # that of what was found on the store is not known
+        if not record.world_size:  # that of what was found on the store is not known
+            record.world_size = world_size
+            self._newest_is_known = False
         return record
-
-    @property
-    def _incomplete(self) -> list[Record]:
-        return [record for record in self.records.values() if record.incomplete]
 
     @property
     def anything_held(self) -> bool:
@@ -109,7 +137,10 @@ class JobState:
     @property
     def newest_staged(self) -> Record | None:
         """The newest save that every rank delivered and that still lies in memory."""
-        return max((r for r in self.records.values() if r.staged and r.in_memory), key=lambda r: r.save, default=None)
+        if not self._newest_is_known:
+            whole = (r for r in self.records.values() if r.staged and r.in_memory)
+            self._newest, self._newest_is_known = max(whole, key=lambda r: r.save, default=None), True
+        return self._newest
 
     def only_here(self, seen: Collection[SaveId]) -> list[SaveId]:
         """Checkpoints in memory that somebody may miss and the store does not have. seen: what lies there now.
@@ -118,8 +149,8 @@ class JobState:
         """
         newest, durable = self.newest_staged, max(seen, default=None)
         staged = [r for r in self.records.values() if r.staged and r.in_memory and r.save not in seen]
-        wanted = [r for r in staged if r is newest or (r.forced and r.phase is not Phase.DURABLE)]
-        wanted += [r for r in self._incomplete if r.held]
+        wanted = [r for r in staged if r is newest or (r.forced and r.state is not State.DURABLE)]
+        wanted += [r for r in self.of(State.STAGING) if r.held]
         return sorted(r.save for r in wanted if r.forced or durable is None or not r.save <= durable)
 
     def _prune(self) -> None:

@@ -4,11 +4,11 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToNode
 from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
 from ckptd.core.coordinator.parity_scheduler import ParityScheduler
+from ckptd.core.coordinator.save_states import State
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.coordinator.sessions import Sessions
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey
-from ckptd.shared.protocol.messages import End
 
 
 class Leave:
@@ -59,9 +59,9 @@ class Leave:
         if newer and not expired:
             return []  # a node that has not said yet what it has may have what is newer than all that is known
         newest = self._saves.newest_staged
-        if newest is not None and newest.end is End.FAILED and not expired:
+        if newest is not None and newest.state is State.FAILED and not expired:
             return self._saves.drain_newest(now)  # the only copy: it is tried until the memory must go
-        waits = newest is not None and newest.end is not End.DURABLE
+        waits = newest is not None and newest.state is not State.DURABLE
         if self._saves.active is not None or (waits and not expired):
             return []
         self.closing, self.orphaned_at = False, None

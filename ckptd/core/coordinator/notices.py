@@ -6,11 +6,11 @@ from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, ToRank
-from ckptd.core.coordinator.save_record import Phase, Record
+from ckptd.core.coordinator.save_record import Record
+from ckptd.core.coordinator.save_states import State
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.coordinator.sessions import Sessions
 from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.shared.protocol.messages import End
 
 _AGAIN_AND_AGAIN = 3  # saves that were superseded; fewer may be one slow drain
 _LAST = 8  # saves whose distance counts
@@ -55,7 +55,7 @@ class Notices:
 
     def _failing(self, ours: list[Record]) -> list[Action]:
         """The newest drain that failed, if none has ended well since: without a word it is tried for hours."""
-        failed = [r for r in ours if r.error and r.phase is not Phase.DURABLE]
+        failed = [r for r in ours if r.error and r.state is not State.DURABLE]
         failed = [r for r in failed if self._safe is None or r.save > self._safe]
         if not failed:
             return []
@@ -71,7 +71,7 @@ class Notices:
         )
 
     def _slow(self, ours: list[Record], now: float) -> list[Action]:
-        passed_over = [r for r in ours if r.end is End.SUPERSEDED and not r.error]
+        passed_over = [r for r in ours if r.state is State.SUPERSEDED and not r.error]
         if len(passed_over) < _AGAIN_AND_AGAIN:
             return []
         running_s = now - self._drain[1] if self._drain is not None else 0.0
@@ -90,7 +90,7 @@ class Notices:
         active = self._saves.active
         if self._drain is not None and self._drain[0] != active:
             record = self._saves.records.get(self._drain[0])
-            if record is not None and record.phase is Phase.DURABLE:
+            if record is not None and record.state is State.DURABLE:
                 self._took_s = now - self._drain[1]
         record = self._saves.records.get(active) if active is not None else None
         self._drain = (record.save, record.drain_since) if record is not None else None

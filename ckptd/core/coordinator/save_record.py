@@ -1,23 +1,13 @@
 """One save of a job as its coordinator knows it. Pure."""
 
-import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ckptd.core.coordinator.save_states import ENDS, OPEN, State
 from ckptd.shared.base.errors import joined
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.replica_attestations import Attestation, Compared, Where, compared
 from ckptd.shared.protocol.messages import End, Milestone
-
-
-class Phase(enum.StrEnum):
-    """Where a save stands."""
-
-    STAGING = "staging"
-    STAGED = "staged"
-    DRAINING = "draining"
-    COMMITTING = "committing"
-    DURABLE = "durable"
 
 
 @dataclass(slots=True)
@@ -27,15 +17,15 @@ class Record:
     save: SaveId
     world_size: int
     since: float
-    phase: Phase = Phase.STAGING
+    state: State = State.STAGING
+    staged: bool = False  # every rank's segment was sealed, once
     held: dict[int, set[str]] = field(default_factory=dict)  # rank -> nodes whose arenas have it
     delivered: dict[int, int] = field(default_factory=dict)  # rank -> bytes
     attestations: dict[int, tuple[Attestation, ...]] = field(default_factory=dict)  # rank -> what it said of them
     adopted: bool = False  # found in the arena at start
     protected: bool = False  # by all sets, as the ranks' nodes were then
-    due: bool = False
+    due: bool = False  # to be drained, once it is whole
     forced: bool = False  # somebody asked for this very one: a newer one does not take its turn
-    end: End | None = None
     reason: str = ""  # of its end; of one that waits: for whom, once that is worth a line
     mismatched: bool = False  # the slices did not make a whole
     where: Where | None = None  # as far as that is known
@@ -86,24 +76,14 @@ class Record:
         return sorted(mine)
 
     @property
-    def staged(self) -> bool:
-        """Whether every rank's segment was sealed."""
-        return self.phase is not Phase.STAGING
+    def end(self) -> End | None:
+        """How it ended, if it has."""
+        return ENDS.get(self.state)
 
     @property
     def missing(self) -> list[int]:
         """Ranks that have not delivered it, as far as is known."""
         return sorted(set(range(self.world_size)) - self.delivered.keys())
-
-    @property
-    def incomplete(self) -> bool:
-        """Whether it waits for ranks."""
-        return not self.staged and self.end is None
-
-    @property
-    def waits(self) -> bool:
-        """Whether it is staged and its drain is yet to come."""
-        return self.phase is Phase.STAGED and self.due and self.end is None
 
     @property
     def in_memory(self) -> bool:
@@ -113,7 +93,7 @@ class Record:
     @property
     def milestone(self) -> Milestone | None:
         """What was reached."""
-        if self.phase is Phase.DURABLE:
+        if self.state is State.DURABLE:
             return Milestone.DURABLE
         if self.protected:
             return Milestone.PROTECTED
@@ -124,7 +104,7 @@ class Record:
         self.held[rank].discard(node)
         if not self.held[rank]:
             del self.held[rank]
-            if self.phase is Phase.STAGING:  # then it is not delivered any more
+            if not self.staged:  # then it is not delivered any more
                 self.delivered.pop(rank, None)
 
 
@@ -146,7 +126,7 @@ def obsolete_since(records: Iterable[Record], loaded: SaveId, incarnation: int) 
     A coordinator that took over knows one that was staged, and is not whole any more, as incomplete and given up.
     """
     newer = [r for r in records if loaded < r.save and r.save.incarnation < incarnation and r.held and not r.in_memory]
-    return sorted(r.save for r in newer if r.phase is Phase.STAGED or r.end is End.ABANDONED)
+    return sorted(r.save for r in newer if (r.staged and r.state in OPEN) or r.state is State.ABANDONED)
 
 
 def few(ranks: list[int], most: int = 8) -> str:

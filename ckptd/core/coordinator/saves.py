@@ -1,12 +1,6 @@
-"""The life of each save of a job, as its coordinator sees it: staging, staged, draining, committing, and its end. Pure.
+"""The life of each save of a job at its coordinator: staging, what is found on the store, its end. Pure.
 
-::
-
-    staging --all ranks delivered--> staged --due, store free--> draining --all voted--> committing --renamed--> durable
-       |                               |  ^                         |                        |
-       | rank died, timed out,         |  '------- retry, backoff --'------------------------'
-       v skipped, disagreed            v
-    abandoned / skipped / failed     kept (not due) / superseded (a newer one is staged) / failed (store gave no chance)
+Its states: save_states.py. Drains and commits: drains.py.
 """
 
 from collections.abc import Container
@@ -18,14 +12,14 @@ from ckptd.core.coordinator.drains import DrainCadence, Drains
 from ckptd.core.coordinator.fence import was_taken_over
 from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
 from ckptd.core.coordinator.retention import removed_by_others
-from ckptd.core.coordinator.save_record import Phase, Record, disagreement, newest_whole
+from ckptd.core.coordinator.save_record import Record, disagreement, newest_whole
+from ckptd.core.coordinator.save_states import ON_STORE_WAY, OPEN, SAVE, On, State
 from ckptd.core.coordinator.sessions import Sessions
 from ckptd.core.links import Links
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey, RunId, SaveId
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.format.replica_attestations import Attestation, difference_of
-from ckptd.shared.protocol.messages import End
 
 
 class Saves(Drains):
@@ -57,10 +51,10 @@ class Saves(Drains):
         for segment in sorted(segments, key=lambda s: (s.save, s.rank)):
             record = self._record(segment.save, segment.world_size, now)
             record.adopted |= not record.delivered
-            was = record.phase
+            known = record.staged
             record.attestations[segment.rank] = segment.attestations
             actions += self._delivered(node, record, segment.rank, segment.nbytes, now, again=True)
-            if was is not Phase.STAGING and node != self._node:  # its half beside this one has received it
+            if known and node != self._node:  # its half beside this one has received it
                 actions.append(self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save), node))
         actions += self._heard_of_drainer(node, now)
         told = {s.save for s in segments} if node != self._node else set()
@@ -88,50 +82,52 @@ class Saves(Drains):
         clash = self.clash_of(record.save)
         if clash is not None:
             return self._disagree(record, clash)
-        complete = record.phase is Phase.STAGING and record.in_memory
+        complete = not record.staged and record.in_memory
         if record.end is not None and not (again and complete):
             return [] if again else self._tell_end(record)  # a late rank of a save that is over, or one that repeats
         if complete:
             difference = difference_of(record.attestations)
-            record.end, record.mismatched = None, difference is not None
+            record.mismatched = difference is not None
             record.where = difference.where if difference else None
-            return self._finish(record, End.ABANDONED, difference.reason) if difference else self._complete(record, now)
+            return self._end(record, On.DIFFERS, difference.reason) if difference else self._complete(record, now)
         return []
 
     def _disagree(self, record: Record, other: Record) -> list[Action]:
         reason = disagreement(other, record)
         lost = [r for r in (other, record) if not r.staged]
-        return [a for r in lost for a in (self._tell_end(r) if r.end else self._finish(r, End.FAILED, reason))]
+        return [a for r in lost for a in (self._tell_end(r) if r.end else self._end(r, On.CLASHED, reason))]
 
     def _complete(self, record: Record, now: float) -> list[Action]:
-        record.phase, record.reason = Phase.STAGED, ""
+        disputed = record.save.incarnation == self.disputed
+        record.reason, record.due = "", record.due or (not disputed and self.due.is_due(record.save, now))
+        self.move(record, On.WHOLE_DUE if record.due else On.WHOLE)
         actions = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save))]
         actions += self._outrun(record.save)
-        if record.save.incarnation == self.disputed:
+        if disputed:
             return [*actions, *self.dispute(self.disputed)]
-        if not (record.due or self.due.is_due(record.save, now)):
-            return [*actions, *self._finish(record, End.KEPT, "drain_every did not choose it for the store")]
-        record.due = True
+        if not record.due:
+            record.reason = "drain_every did not choose it for the store"
+            return [*actions, *self._tell_end(record)]
         if record.forced:  # one that waits at a time: each holds a slot
-            older = [r for r in self.records.values() if r.forced and r.save < record.save and r.waits]
+            older = [r for r in self.of(State.QUEUED) if r.forced and r.save < record.save]
             actions += [a for r in older for a in self._superseded(r)]
         return [*actions, *self.start_drain(now)]
 
     def _outrun(self, newer: SaveId) -> list[Action]:
         """Older halves are over. Of what was found at start only the store can say whether it was whole once."""
         actions: list[Action] = []
-        for older in [r for r in self._incomplete if r.save < newer]:
+        for older in [r for r in self.of(State.STAGING) if r.save < newer]:
             if self.ready or not older.adopted:
                 late = named_ranks(older.missing)
                 reason = f"{newer} was staged by all ranks first; {late} never saved this one"
-                actions += self._finish(older, End.ABANDONED, reason)
+                actions += self._end(older, On.INCOMPLETE, reason)
         return actions
 
     def skipped(self, event: ev.SaveSkipped, world_size: int, now: float) -> list[Action]:
         """A rank found no slot: the save is over on all nodes."""
         record = self._record(event.save, world_size, now)
         reason = f"rank {event.rank}: {event.reason}"
-        return [] if record.end is not None or record.staged else self._finish(record, End.SKIPPED, reason)
+        return self._end(record, On.SKIPPED, reason) if record.state is State.STAGING else []
 
     @property
     def judged_incomplete(self) -> list[Record]:
@@ -140,7 +136,9 @@ class Saves(Drains):
         What was found may be whole with what a silent node has.
         """
         return [
-            r for r in self._incomplete if not (r.adopted and self._inventory.doubts) and r.save not in self.awaited
+            r
+            for r in self.of(State.STAGING)
+            if not (r.adopted and self._inventory.doubts) and r.save not in self.awaited
         ]
 
     @property
@@ -154,7 +152,7 @@ class Saves(Drains):
         waiting = [
             r for r in self.judged_incomplete if r.save.incarnation >= incarnation and left.rank not in r.delivered
         ]
-        return [a for r in waiting for a in self._finish(r, End.ABANDONED, left.before_save)]
+        return [a for r in waiting for a in self._end(r, On.INCOMPLETE, left.before_save)]
 
     def new_incarnation(self, incarnation: int, run: RunId, session: str) -> None:
         """Its first save is due. Commits are made in its name from here on."""
@@ -164,22 +162,23 @@ class Saves(Drains):
 
     def end_incomplete(self, incarnation: int) -> list[Action]:
         """What the ranks of an older incarnation did not complete never will be: no silent node has what is missing."""
-        old = [r for r in self._incomplete if r.save.incarnation < incarnation and r.save not in self.awaited]
-        return [a for r in old for a in self._finish(r, End.ABANDONED, f"incarnation {incarnation} began")]
+        old = [r for r in self.of(State.STAGING) if r.save.incarnation < incarnation and r.save not in self.awaited]
+        return [a for r in old for a in self._end(r, On.INCOMPLETE, f"incarnation {incarnation} began")]
 
     def dispute(self, incarnation: int) -> list[Action]:
         """An older run owns this incarnation's names: nothing may be drained, or matched with the store."""
         self.disputed = incarnation
         reason = f"incarnation {incarnation} was begun while the store was silent, and the store has it already"
-        ours = [r for r in self.records.values() if r.save.incarnation == incarnation and r.end is not End.FAILED]
-        return [a for r in ours for a in self._finish(r, End.FAILED, f"{reason}; connect or load again")]
+        ours = [r for r in self.records.values() if r.save.incarnation == incarnation]
+        ours = [r for r in ours if SAVE.takes(r.state, On.DISPUTED)]
+        return [a for r in ours for a in self._end(r, On.DISPUTED, f"{reason}; connect or load again")]
 
     def released(self, node: str, event: ev.SegmentReleased) -> list[Action]:
         """A node's arena no longer has the segment; a save that still waited for its drain is superseded."""
         record = self.records.get(event.save)
         if record is None or not self.take(record, event.rank, node):
             return []
-        return self._superseded(record) if record.waits and self.ready else []
+        return self._superseded(record) if record.state is State.QUEUED and self.ready else []
 
     # --- what is found on the store
 
@@ -204,11 +203,10 @@ class Saves(Drains):
         actions: list[Action] = []
         for save in self.on_store:
             record = self.records.get(save) if save.incarnation != self.disputed else None
-            if record is None or record.phase is Phase.DURABLE or self.active == save:
+            if record is None or record.state in {State.DURABLE, *ON_STORE_WAY}:
                 continue
             if save.incarnation < self.incarnation or not was_taken_over(save, event.records, self.fence.void):
-                record.phase = Phase.DURABLE
-                actions += self._finish(record, End.DURABLE, self.fence.hides(save))
+                actions += self._end(record, On.FOUND, self.fence.hides(save))
         newest = max(self.on_store, default=None)
         best = newest_whole(self.records.values(), self.on_store)
         actions += self._outrun(best) if best is not None else []
@@ -228,7 +226,7 @@ class Saves(Drains):
         if partial.complete and self.active is None:
             record = record or self._record(save, 0, now)
             record.due = True  # it was, in an earlier process of this coordinator
-            return self._commit(record)
+            return self._commit(record, On.VOTES_FOUND)
         if record is None and save.incarnation < incarnation:
             return [RemovePartial(job=self._job, save=save)]
         self._partials.add(save)
@@ -237,10 +235,10 @@ class Saves(Drains):
     def revive(self, save: SaveId, now: float) -> list[Action]:
         """All of it lies in memory again, and the job continues from it: if it was to be durable, it still is."""
         record = self.records.get(save)
-        if record is None or not record.staged or record.phase is not Phase.STAGED or save in self.on_store:
+        if record is None or not record.staged or record.state not in OPEN or save in self.on_store:
             return []
-        if record.end in (End.FAILED, End.SUPERSEDED):
-            record.due, record.end, record.reason, record.first_failure = True, None, "", None
+        if record.state is not State.KEPT:
+            self._queue(record, On.ASKED)
         return self.start_drain(now)
 
     def next_deadline(self) -> float | None:
@@ -255,19 +253,19 @@ class Saves(Drains):
         for record in self.judged_incomplete:
             if now - record.since >= self._policy.stage_timeout_s:
                 reason = f"{named_ranks(record.missing)} did not deliver within {self._policy.stage_timeout_s:g} s"
-                actions += self._finish(record, End.ABANDONED, reason)
+                actions += self._end(record, On.INCOMPLETE, reason)
         if self.silent_since is not None and now - self.silent_since >= self._policy.drain_give_up_s:
             self.silent_since = None
             actions += self._give_up_on_the_store()
         if self.retry_at is not None and now >= self.retry_at:
             self.retry_at = None
             active = self.records.get(self.active) if self.active is not None else None
-            if active is not None and active.phase is Phase.COMMITTING:
-                return [*actions, *self._commit(active)]
+            if active is not None and active.state is State.COMMITTING:
+                return [*actions, *self._commit(active, On.AGAIN)]
         return [*actions, *self.start_drain(now)]
 
     def _give_up_on_the_store(self) -> list[Action]:
         """It never answered: notifies waiters for a drain. The memory stays; after a later answer draining resumes."""
-        waiting = [r for r in self.records.values() if r.waits]
+        waiting = self.of(State.QUEUED)
         reason = "the store has not answered since the daemon started"
-        return [a for r in waiting for a in self._finish(r, End.FAILED if r.in_memory else End.SUPERSEDED, reason)]
+        return [a for r in waiting for a in self._end(r, On.NO_CHANCE if r.in_memory else On.OUTRUN, reason)]

@@ -1,0 +1,139 @@
+"""The states of a save at its coordinator, as one table. Pure."""
+
+import enum
+
+from ckptd.core.coordinator.state_table import Table
+from ckptd.shared.protocol.messages import End
+
+
+class State(enum.StrEnum):
+    """Where a save rests between two events."""
+
+    STAGING = "staging"
+    KEPT = "kept"
+    QUEUED = "queued"
+    DRAINING = "draining"
+    COMMITTING = "committing"
+    DURABLE = "durable"
+    FAILED = "failed"
+    SUPERSEDED = "superseded"
+    ABANDONED = "abandoned"
+    SKIPPED = "skipped"
+
+
+class On(enum.Enum):
+    """What happens to it."""
+
+    BEGUN = "some node or the store has something of it"
+    WHOLE = "all ranks delivered it, not due"
+    WHOLE_DUE = "all ranks delivered it, due"
+    DIFFERS = "what its ranks hold alike differs"
+    INCOMPLETE = "a rank left, was too late, or a newer one is whole"
+    SKIPPED = "a rank could not save it"
+    CLASHED = "ranks disagree about its step"
+    DISPUTED = "another run has its number"
+    TAKEN_OVER = "another session took the job over"
+    ASKED = "a drain or a load asks for it"
+    ITS_TURN = "the one that was queued lost its turn"
+    STORE_FREE = "the store is free"
+    OUTRUN = "a newer one goes first, or its memory is gone"
+    NO_CHANCE = "the store has not answered, or nothing is left in memory"
+    VOTED = "all nodes voted"
+    VOTES_FOUND = "all votes lie on the store"
+    BROKEN = "a node or the store failed, later again"
+    HOPELESS = "failed for too long, or its memory is gone"
+    AGAIN = "the commit is made again"
+    RENAMED = "committed and synced"
+    FOUND = "it lies on the store"
+    FORGOTTEN = "it is of no use, or of another run"
+
+
+_FOUND = {On.FOUND: State.DURABLE, On.VOTES_FOUND: State.COMMITTING, On.FORGOTTEN: None}
+_HALF = {On.WHOLE: State.KEPT, On.WHOLE_DUE: State.QUEUED, On.DIFFERS: State.ABANDONED, **_FOUND}
+_LOST = {**_HALF, On.DISPUTED: State.FAILED}
+
+SAVE: Table[State, On] = Table(
+    {
+        None: {On.BEGUN: State.STAGING},
+        State.STAGING: {
+            On.INCOMPLETE: State.ABANDONED,
+            On.SKIPPED: State.SKIPPED,
+            On.CLASHED: State.FAILED,
+            **_LOST,
+        },
+        State.KEPT: {
+            On.ASKED: State.QUEUED,
+            On.ITS_TURN: State.QUEUED,
+            On.DISPUTED: State.FAILED,
+            **_FOUND,
+        },
+        State.QUEUED: {
+            On.STORE_FREE: State.DRAINING,
+            On.OUTRUN: State.SUPERSEDED,
+            On.NO_CHANCE: State.FAILED,
+            On.DISPUTED: State.FAILED,
+            On.TAKEN_OVER: State.FAILED,
+            **_FOUND,
+        },
+        State.DRAINING: {
+            On.VOTED: State.COMMITTING,
+            On.VOTES_FOUND: State.COMMITTING,
+            On.BROKEN: State.QUEUED,
+            On.HOPELESS: State.FAILED,
+            On.TAKEN_OVER: State.FAILED,
+        },
+        State.COMMITTING: {
+            On.RENAMED: State.DURABLE,
+            On.AGAIN: State.COMMITTING,
+            On.BROKEN: State.QUEUED,
+            On.HOPELESS: State.FAILED,
+            On.TAKEN_OVER: State.FAILED,
+        },
+        State.DURABLE: {On.FORGOTTEN: None},
+        State.FAILED: {On.ASKED: State.QUEUED, On.ITS_TURN: State.QUEUED, **_HALF},
+        State.SUPERSEDED: {
+            On.ASKED: State.QUEUED,
+            On.ITS_TURN: State.QUEUED,
+            On.DISPUTED: State.FAILED,
+            **_FOUND,
+        },
+        State.ABANDONED: _LOST,
+        State.SKIPPED: _LOST,
+    },
+    ignored={
+        On.BEGUN: "it is known",
+        On.WHOLE: "it was whole before",
+        On.WHOLE_DUE: "it was whole before",
+        On.DIFFERS: "it was whole before",
+        On.INCOMPLETE: "it waits for no rank",
+        On.SKIPPED: "it waits for no rank",
+        On.CLASHED: "it was whole before, or has ended",
+        On.DISPUTED: "nothing of such a number is drained, and what failed has failed",
+        On.TAKEN_OVER: "it is not on its way to the store",
+        On.ASKED: "it is on its way, on the store, or not whole",
+        On.ITS_TURN: "it is on its way, on the store, or not whole",
+        On.STORE_FREE: "it waits for no drain",
+        On.OUTRUN: "it waits for no drain",
+        On.NO_CHANCE: "it waits for no drain",
+        On.VOTED: "no drain of it runs",
+        On.VOTES_FOUND: "its commit is made, or was",
+        On.BROKEN: "no drain of it runs",
+        On.HOPELESS: "no drain of it runs",
+        On.AGAIN: "no commit of it runs",
+        On.RENAMED: "no commit of it runs",
+        On.FOUND: "its own drain says so, or has",
+        On.FORGOTTEN: "it is on its way to the store",
+    },
+)
+
+ENDS = {
+    State.DURABLE: End.DURABLE,
+    State.KEPT: End.KEPT,
+    State.SUPERSEDED: End.SUPERSEDED,
+    State.SKIPPED: End.SKIPPED,
+    State.ABANDONED: End.ABANDONED,
+    State.FAILED: End.FAILED,
+}
+ON_STORE_WAY = frozenset({State.DRAINING, State.COMMITTING})  # the one that the store is busy with
+WHOLE = frozenset({State.KEPT, State.QUEUED, *ON_STORE_WAY, State.DURABLE})  # all ranks delivered it, for sure
+OPEN = frozenset({State.KEPT, State.QUEUED, State.FAILED, State.SUPERSEDED})  # with "staged": in memory, not durable
