@@ -71,7 +71,7 @@ _LINKS = (
     ),
     _row(
         "status-names-nodes-that-are-silent", f"{_COORDINATOR}parity_scheduler.py",
-        "unreachable=set(self.topology.nodes) - self._saves.links.up,", "unreachable=set(),",
+        "unreachable=set(self.topology.nodes) - self._facts.links.up,", "unreachable=set(),",
         "links.py::test_a_stopped_peer_degrades_its_set_until_it_goes_on",
     ),
     _row(
@@ -117,7 +117,7 @@ _MEMBERS = (
         "members.py::test_a_node_more",
     ),
     _row(
-        "segments-are-rebuilt", f"{_COORDINATOR}parity_scheduler.py",
+        "segments-are-rebuilt", f"{_COORDINATOR}chunks.py",
         "if chunks and recoverable(", "if False and recoverable(",
         "members.py::test_ranks_in_another_order_after_a_loss",
         "members.py::test_uneven_ranks_per_node[b]",
@@ -230,7 +230,7 @@ _STATUS = (
 
 _TWO_LOST = (
     _row(
-        "double-bears-two-losses", f"{_COORDINATOR}parity_scheduler.py",
+        "double-bears-two-losses", f"{_COORDINATOR}chunks.py",
         "if chunks and recoverable(", "if chunks and len(lost) == 1 and recoverable(",
         "two_lost.py::test_two_nodes_lost_at_once[double-ac]",
         "two_lost.py::test_a_node_is_lost_of_which_a_rebuild_takes_bytes[double]",
@@ -246,7 +246,7 @@ _TWO_LOST = (
         "two_lost.py::test_two_lost_under_xor_with_nothing_on_the_store_falls_back_to_what_is_there_and_says_why",
     ),
     _row(
-        "a-rebuild-is-done-again", f"{_COORDINATOR}parity_scheduler.py",
+        "a-rebuild-is-done-again", f"{_COORDINATOR}chunks.py",
         "if chunks and recoverable(", "if False and recoverable(",
         "two_lost.py::test_the_node_that_rebuilds_is_lost_too[rebuild.before-seal]",
     ),

@@ -12,7 +12,7 @@ ROWS = (
     ),
     _row(
         "core-protected-after-all-sets", f"{_COORDINATOR}parity_scheduler.py",
-        "if self.done >= set(self._sets):", "if self.done:",
+        "if len(self._done) == len(self._sets):", "if self._done:",
     ),
     _row(
         "core-staged-after-all-ranks", f"{_COORDINATOR}saves.py",

@@ -59,7 +59,7 @@ class Coordinator:
         self._notices = Notices(job, self.sessions, self.saves, policy.arena)
         self.parity = ParityScheduler(job, node, policy, self.saves)
         self.runs = Runs(job, node)
-        routes = Routes(job, self.saves, self.parity, node)
+        routes = Routes(job, self.saves, self.saves.chunks, node, lambda: self.parity.topology)
         self.restores = Restores(job, node, policy, self.sessions, self.saves, routes, self.runs.strangers)
         self._missing = MissingRanks(job, node, self.sessions, self.saves, self.restores)
         self.leave = Leave(job, node, policy, self.sessions, self.saves, self.parity, self.inventory)
@@ -176,7 +176,7 @@ class Coordinator:
         nodes = self.sessions.nodes
         self.runs.new_session(self.sessions.incarnation, self.sessions.run, nodes)
         self.saves.known_nodes(nodes)
-        self.parity.known_nodes(nodes)
+        self.saves.chunks.known_nodes(nodes)
         self.parity.opened(self.sessions.topology, self.sessions.epoch)
         self._missed.new_session()
         if self.restores.agreed is not None and self.restores.agreed.incarnation < self.sessions.incarnation:
@@ -201,8 +201,8 @@ class Coordinator:
         actions += self.sessions.heard_epoch(event.session, event.epoch)
         self.parity.opened(self.sessions.topology, self.sessions.epoch)
         self.inventory.spoke(node, event.session, event.former)
-        self.parity.heard(node, event.since)
-        actions += self.parity.found(node, chunks, now)
+        self.saves.chunks.found(node, chunks, event.since)
+        actions += self.parity.found(node, now)
         actions += self.saves.found(node, segments, now)
         for rank in self.sessions.lives(node, event.live):  # what they delivered before they ended counts
             gone = ev.RankGone(job=self.job, rank=rank, session=self.sessions.session)
@@ -219,7 +219,7 @@ class Coordinator:
             return []
         if self._entering:
             self._entering = False
-            self.saves.awaited = self.parity.pieced
+            self.saves.awaited = self.saves.chunks.pieced
             self.saves.new_incarnation(self.sessions.incarnation, self.sessions.run, self.sessions.session)
         actions: list[Action] = []
         if self.inventory.overdue and (self.saves.went_on or self._needs_room or self.leave.closing):

@@ -47,7 +47,7 @@ class Drains(JobState):
     """Saves that are due go to the store, the newest first."""
 
     def __init__(self, job: JobKey, node: str, policy: Policy, inventory: InventoryBarrier, links: Links) -> None:
-        super().__init__(links)
+        super().__init__(job, node, links)
         self._job = job
         self._node = node
         self._policy = policy

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Collection, Container
 
 from ckptd.core import events as ev
+from ckptd.core.coordinator.chunks import Chunks
 from ckptd.core.coordinator.save_record import Record
 from ckptd.core.coordinator.save_states import ON_STORE_WAY, SAVE, WHOLE, On, State
 from ckptd.core.links import Links
-from ckptd.shared.base.ids import Run, SaveId
+from ckptd.shared.base.ids import JobKey, Run, SaveId
 from ckptd.shared.format.replica_attestations import doubt
 from ckptd.shared.protocol.messages import End, Progress
 
@@ -20,8 +21,10 @@ MAX_RECORDS = 64
 class JobState:
     """Records by save, what lies at which node, and the committed checkpoints on the store."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, job: JobKey, node: str, links: Links) -> None:
         self.links = links
+        self.incarnation = 0  # the job's present one
+        self.chunks = Chunks(job, node)
         self.records: dict[SaveId, Record] = {}
         self._in: dict[State, dict[SaveId, Record]] = {state: {} for state in State}
         self._at: dict[str, dict[SaveId, set[int]]] = {}  # node -> ranks whose segments it has, by save
@@ -62,6 +65,7 @@ class JobState:
         nodes = record.held.setdefault(rank, set())
         self._newest_is_known &= bool(nodes) or not record.staged
         nodes.add(node)
+        record.changes += 1
         self._at.setdefault(node, {}).setdefault(record.save, set()).add(rank)
 
     def take(self, record: Record, rank: int, node: str) -> bool:

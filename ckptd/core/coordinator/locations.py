@@ -1,12 +1,15 @@
 """From where each rank can have its segment of a save: its node's arena, a peer's, parity, the store. Pure."""
 
+from collections.abc import Callable
+
 from ckptd.core import events as ev
-from ckptd.core.coordinator.parity_scheduler import ParityScheduler
+from ckptd.core.coordinator.chunks import Chunks
 from ckptd.core.coordinator.save_record import Record
 from ckptd.core.coordinator.saves import Saves
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.protocol.topology import Topology
 
 Damage = set[tuple[SaveId, Tier, int]]
 
@@ -14,10 +17,13 @@ Damage = set[tuple[SaveId, Tier, int]]
 class Routes:
     """What the coordinator knows of segments and parity, asked rank by rank."""
 
-    def __init__(self, job: JobKey, saves: Saves, parity: ParityScheduler, node: str) -> None:
+    def __init__(
+        self, job: JobKey, saves: Saves, parity: Chunks, node: str, topology: Callable[[], Topology | None]
+    ) -> None:
         self._job = job
         self._saves = saves
         self._parity = parity
+        self._topology = topology
         self._node = node
 
     def candidates(self) -> set[SaveId]:
@@ -35,7 +41,7 @@ class Routes:
 
     def home(self, rank: int) -> str:
         """The node where the rank runs now."""
-        topology = self._parity.topology
+        topology = self._topology()
         if topology is None:
             return self._node
         return topology.home(rank % len(topology.homes))

@@ -20,6 +20,7 @@ class Record:
     state: State = State.STAGING
     staged: bool = False  # every rank's segment was sealed, once
     held: dict[int, set[str]] = field(default_factory=dict)  # rank -> nodes whose arenas have it
+    changes: int = 0  # of held
     delivered: dict[int, int] = field(default_factory=dict)  # rank -> bytes
     attestations: dict[int, tuple[Attestation, ...]] = field(default_factory=dict)  # rank -> what it said of them
     adopted: bool = False  # found in the arena at start
@@ -101,6 +102,7 @@ class Record:
 
     def lost(self, rank: int, node: str) -> None:
         """The node no longer has the rank's segment."""
+        self.changes += 1
         self.held[rank].discard(node)
         if not self.held[rank]:
             del self.held[rank]

@@ -28,7 +28,6 @@ class Saves(Drains):
     def __init__(self, job: JobKey, node: str, policy: Policy, inventory: InventoryBarrier, links: Links) -> None:
         super().__init__(job, node, policy, inventory, links)
         self.due = DrainCadence()
-        self.incarnation = 0  # the job's present one
         self.silent_since: float | None = None  # the store was asked then, and has never answered
         self.store_problem = ""  # of the last look
         self.awaited: Container[SaveId] = ()  # not whole as far as is known, but more may be found
