@@ -9,7 +9,7 @@ import pytest
 from ckptd.core import actions as act
 from ckptd.core.coordinator import saves
 from ckptd.core.coordinator.parity_scheduler import ParityScheduler
-from ckptd.core.coordinator.protection_states import Hears
+from ckptd.core.coordinator.protection_states import EncodingOn
 from ckptd.core.coordinator.restores import Restores
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.node.node import JobNode
@@ -65,7 +65,7 @@ def says_protected_at_once(self, now):
     newest = self._facts.newest_staged
     if not self.on or newest is None or newest.protected:
         return []
-    return self._protected((newest.save, self.epoch), Hears.FOUND)
+    return self._protected((newest.save, self.epoch), EncodingOn.FOUND)
 
 
 def never_drains(self, now):

@@ -6,7 +6,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, ToNode
 from ckptd.core.coordinator.chunks import Key
 from ckptd.core.coordinator.job_state import JobState
-from ckptd.core.coordinator.protection_states import PROTECTION, Encoding, Hears
+from ckptd.core.coordinator.protection_states import PROTECTION, Encoding, EncodingOn
 from ckptd.core.coordinator.protection_view import ProtectionView, view_of
 from ckptd.core.coordinator.save_record import Record, newest_whole, obsolete_since
 from ckptd.core.policy import Policy
@@ -52,7 +52,7 @@ class ParityScheduler:
         """That is protected, under the topology of its epoch."""
         return next((key for key, state in self.states.items() if state is Encoding.PROTECTED), None)
 
-    def _move(self, key: Key, on: Hears) -> None:
+    def _move(self, key: Key, on: EncodingOn) -> None:
         after = PROTECTION.after(self.states.pop(key, None), on)
         if after is not None:
             self.states[key] = after
@@ -61,7 +61,7 @@ class ParityScheduler:
         """The job runs on these nodes now."""
         if (topology, epoch) == (self.topology, self.epoch):
             return
-        self._end_active(Hears.GIVEN_UP)
+        self._end_active(EncodingOn.GIVEN_UP)
         self.topology, self.epoch, self._placed = topology, epoch, None
         sets = redundancy_sets(topology.peers, topology.set_size) if topology is not None else []
         self._sets = {node: members for members in sets for node in members}
@@ -75,7 +75,7 @@ class ParityScheduler:
         if self.newest is None:  # an earlier process of this coordinator may have seen it protected
             for key in self._chunks.of(node):
                 if key[1] == self.epoch and self._chunks.lies_at_all(key, self._sets):
-                    return [*self._protected(key, Hears.FOUND), *self.advance(now)]
+                    return [*self._protected(key, EncodingOn.FOUND), *self.advance(now)]
         if self.active is not None:
             self._done.discard(node)
         return self.peer_up(node)
@@ -96,7 +96,7 @@ class ParityScheduler:
         if not self._is_placed(newest):
             return []
         given_up = self._give_up_active()
-        self._move((newest.save, self.epoch), Hears.ORDERED)
+        self._move((newest.save, self.epoch), EncodingOn.ORDERED)
         self._active_since = now
         self._retry_at = now + self._policy.encode_patience_s  # a node that has said nothing by then is asked again
         return [*given_up, *self._order(newest.save, self._sets)]
@@ -104,7 +104,7 @@ class ParityScheduler:
     def _give_up_active(self) -> list[Action]:
         """Chunks of what is stuck go, unless an earlier process of this coordinator may have called it protected."""
         key = (self.active, self.epoch) if self.active is not None and self.newest is not None else None
-        self._end_active(Hears.GIVEN_UP)
+        self._end_active(EncodingOn.GIVEN_UP)
         return [] if key is None else self._drop({key})
 
     def _is_placed(self, record: Record) -> bool:
@@ -130,17 +130,17 @@ class ParityScheduler:
         if event.problem:
             self.problems[node] = event.problem
             self._done.discard(node)
-            self._move(key, Hears.FAILED)
+            self._move(key, EncodingOn.FAILED)
             self._failures += 1
             pause = min(self._policy.drain_retry_s * 2 ** min(self._failures, 10), self._policy.drain_retry_max_s)
             self._retry_at = now + pause
             note = Note(job=self._job, text=f"{event.save} is not protected yet: {node}: {event.problem}")
             return [note, *self.advance(now)]
         if self.problems.pop(node, "") and not self.problems:
-            self._move(key, Hears.MENDED)
+            self._move(key, EncodingOn.MENDED)
         self._done.add(node)
         if len(self._done) == len(self._sets):
-            return [*self._protected(key, Hears.SEALED), *self.advance(now)]
+            return [*self._protected(key, EncodingOn.SEALED), *self.advance(now)]
         return []
 
     def _describe(self, node: str, key: Key) -> ev.HeldChunk:
@@ -149,11 +149,11 @@ class ParityScheduler:
         scheme = topology.scheme.among(len(members))
         return ev.HeldChunk(*key, scheme, members.index(node), self._ranks[members], members)
 
-    def _protected(self, key: Key, on: Hears) -> list[Action]:
+    def _protected(self, key: Key, on: EncodingOn) -> list[Action]:
         if self.newest is not None:
-            self._move(self.newest, Hears.SURPASSED)
+            self._move(self.newest, EncodingOn.SURPASSED)
         self._move(key, on)
-        self._end_active(Hears.GIVEN_UP)
+        self._end_active(EncodingOn.GIVEN_UP)
         if key[0] in self._facts.records:
             self._facts.records[key[0]].protected = True
         self._chunks.drop(self._chunks.keys - {key})
@@ -167,7 +167,7 @@ class ParityScheduler:
         order = ev.EncodeOrdered(job=self._job, node=self._node, save=save, epoch=self.epoch)
         return [ToNode(job=self._job, node=name, message=order) for name in nodes]
 
-    def _end_active(self, on: Hears) -> None:
+    def _end_active(self, on: EncodingOn) -> None:
         if self.active is not None:
             self._move((self.active, self.epoch), on)
         self._retry_at, self._failures = None, 0
@@ -182,9 +182,9 @@ class ParityScheduler:
 
     def released(self) -> None:
         """Nothing of the job is in memory any more."""
-        self._end_active(Hears.RELEASED)
+        self._end_active(EncodingOn.RELEASED)
         if self.newest is not None:
-            self._move(self.newest, Hears.RELEASED)
+            self._move(self.newest, EncodingOn.RELEASED)
         self._chunks.drop(self._chunks.keys)
 
     def view(self) -> ProtectionView:
@@ -234,7 +234,7 @@ class ParityScheduler:
         lost = [save for save in lost if not self._chunks.recoverable(facts.records[save], facts.links.up)]
         gone |= {key for key in self._chunks.keys if key[0] in lost and key not in told}
         if self.active in lost:  # it was ordered before it was known what is lost
-            self._end_active(Hears.RELEASED)
+            self._end_active(EncodingOn.RELEASED)
         return self._drop(gone, lost, loaded) if gone or lost else []
 
     def _was_protected(self, key: Key) -> bool:

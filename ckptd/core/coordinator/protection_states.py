@@ -13,42 +13,42 @@ class Encoding(enum.StrEnum):
     PROTECTED = "protected"
 
 
-class Hears(enum.Enum):
+class EncodingOn(enum.Enum):
     """What happens to it."""
 
-    ORDERED = "all sets are to encode it"
-    FAILED = "a node cannot encode it now"
-    MENDED = "no node is left that cannot"
-    SEALED = "all nodes sealed their parity"
-    FOUND = "all nodes reported their parity"
-    GIVEN_UP = "a newer one is encoded instead, or the nodes changed"
-    SURPASSED = "a newer one is protected"
-    RELEASED = "the job is over, or it is lost"
+    ORDERED = "ordered"  # of all sets
+    FAILED = "a node failed"
+    MENDED = "no failure left"
+    SEALED = "all nodes sealed theirs"
+    FOUND = "all nodes reported theirs"
+    GIVEN_UP = "given up"  # a newer one is encoded instead, or the nodes changed
+    SURPASSED = "a newer one protected"
+    RELEASED = "released"  # the job is over, or the save is lost
 
 
-_OVER = {Hears.RELEASED: None}
+_OVER = {EncodingOn.RELEASED: None}
 _RUNS = {
-    Hears.FOUND: Encoding.PROTECTED,
-    Hears.FAILED: Encoding.STUCK,
-    Hears.GIVEN_UP: None,
+    EncodingOn.FOUND: Encoding.PROTECTED,
+    EncodingOn.FAILED: Encoding.STUCK,
+    EncodingOn.GIVEN_UP: None,
     **_OVER,
 }
 
-PROTECTION: Table[Encoding, Hears] = Table(
+PROTECTION: Table[Encoding, EncodingOn] = Table(
     {
-        None: {Hears.ORDERED: Encoding.ENCODING, Hears.FOUND: Encoding.PROTECTED},
-        Encoding.ENCODING: {Hears.SEALED: Encoding.PROTECTED, **_RUNS},
-        Encoding.STUCK: {Hears.MENDED: Encoding.ENCODING, **_RUNS},
-        Encoding.PROTECTED: {Hears.SURPASSED: None, **_OVER},
+        None: {EncodingOn.ORDERED: Encoding.ENCODING, EncodingOn.FOUND: Encoding.PROTECTED},
+        Encoding.ENCODING: {EncodingOn.SEALED: Encoding.PROTECTED, **_RUNS},
+        Encoding.STUCK: {EncodingOn.MENDED: Encoding.ENCODING, **_RUNS},
+        Encoding.PROTECTED: {EncodingOn.SURPASSED: None, **_OVER},
     },
     ignored={
-        Hears.ORDERED: "it is ordered again from nodes that may have missed it",
-        Hears.FAILED: "it is sealed, or not wanted",
-        Hears.MENDED: "nothing failed",
-        Hears.SEALED: "it is protected or not wanted, or a node cannot",
-        Hears.FOUND: "it is protected",
-        Hears.GIVEN_UP: "it is sealed, or not wanted",
-        Hears.SURPASSED: "it is not protected",
-        Hears.RELEASED: "there is none",
+        EncodingOn.ORDERED: "it is ordered again from nodes that may have missed it",
+        EncodingOn.FAILED: "it is sealed, or not wanted",
+        EncodingOn.MENDED: "nothing failed",
+        EncodingOn.SEALED: "it is protected or not wanted, or a node cannot",
+        EncodingOn.FOUND: "it is protected",
+        EncodingOn.GIVEN_UP: "it is sealed, or not wanted",
+        EncodingOn.SURPASSED: "it is not protected",
+        EncodingOn.RELEASED: "there is none",
     },
 )

@@ -24,33 +24,33 @@ class State(enum.StrEnum):
 class On(enum.Enum):
     """What happens to it."""
 
-    BEGUN = "some node or the store has something of it"
-    WHOLE = "all ranks delivered it, not due"
-    WHOLE_DUE = "all ranks delivered it, due"
-    DIFFERS = "what its ranks hold alike differs"
-    INCOMPLETE = "a rank left, was too late, or a newer one is whole"
-    SKIPPED = "a rank could not save it"
-    CLASHED = "ranks disagree about its step"
-    DISPUTED = "another run has its number"
-    TAKEN_OVER = "another session took the job over"
-    ASKED = "a drain or a load asks for it"
-    ITS_TURN = "the one that was queued lost its turn"
-    STORE_FREE = "the store is free"
-    OUTRUN = "a newer one goes first, or its memory is gone"
-    NO_CHANCE = "the store has not answered, or nothing is left in memory"
+    BEGUN = "begun"  # a node or the store has something of it
+    WHOLE = "whole, not due"  # all ranks delivered it
+    WHOLE_DUE = "whole, due"
+    DIFFERS = "replicas differ"  # what its ranks hold alike is not the same
+    INCOMPLETE = "a rank is missing"  # it left, was too late, or a newer save is whole
+    SKIPPED = "a rank skipped it"
+    CLASHED = "steps differ"
+    DISPUTED = "number disputed"  # another run has it too
+    TAKEN_OVER = "job taken over"  # by another session
+    ASKED = "asked for"  # by a user, or by a load
+    ITS_TURN = "its turn"  # the one that was queued lost its own
+    STORE_FREE = "store free"
+    OUTRUN = "overtaken, or memory gone"
+    NO_CHANCE = "store silent, or memory gone"
     VOTED = "all nodes voted"
-    VOTES_FOUND = "all votes lie on the store"
-    BROKEN = "a node or the store failed, later again"
-    HOPELESS = "failed for too long, or its memory is gone"
-    AGAIN = "the commit is made again"
-    RENAMED = "committed and synced"
-    FOUND = "it lies on the store"
-    FORGOTTEN = "it is of no use, or of another run"
+    VOTES_FOUND = "all votes found"  # on the store
+    BROKEN = "failed, again later"  # a node or the store
+    HOPELESS = "failed too long, or memory gone"
+    AGAIN = "once more"
+    RENAMED = "renamed and synced"
+    FOUND = "found committed"
+    FORGOTTEN = "forgotten"  # it is of no use, or of another run
 
 
 _FOUND = {On.FOUND: State.DURABLE, On.VOTES_FOUND: State.COMMITTING, On.FORGOTTEN: None}
-_HALF = {On.WHOLE: State.KEPT, On.WHOLE_DUE: State.QUEUED, On.DIFFERS: State.ABANDONED, **_FOUND}
-_LOST = {**_HALF, On.DISPUTED: State.FAILED}
+_PART = {On.WHOLE: State.KEPT, On.WHOLE_DUE: State.QUEUED, On.DIFFERS: State.ABANDONED, **_FOUND}
+_LOST = {**_PART, On.DISPUTED: State.FAILED}
 
 SAVE: Table[State, On] = Table(
     {
@@ -90,7 +90,7 @@ SAVE: Table[State, On] = Table(
             On.TAKEN_OVER: State.FAILED,
         },
         State.DURABLE: {On.FORGOTTEN: None},
-        State.FAILED: {On.ASKED: State.QUEUED, On.ITS_TURN: State.QUEUED, **_HALF},
+        State.FAILED: {On.ASKED: State.QUEUED, On.ITS_TURN: State.QUEUED, **_PART},
         State.SUPERSEDED: {
             On.ASKED: State.QUEUED,
             On.ITS_TURN: State.QUEUED,

@@ -1,0 +1,41 @@
+"""The tables of the core's machines, and which of their rows tests reach; ``python -m tests.states`` draws them."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ckptd.core.coordinator.protection_states import PROTECTION
+from ckptd.core.coordinator.save_states import SAVE
+from ckptd.core.coordinator.state_table import Table
+
+TABLES: dict[str, Table[Any, Any]] = {"save": SAVE, "protection": PROTECTION}
+
+
+@contextmanager
+def reached(rows: Counter[str]) -> Iterator[Counter[str]]:
+    """Counts, by name, the rows that are taken in this process meanwhile."""
+    before = {name: table.trace for name, table in TABLES.items()}
+    for name, table in TABLES.items():
+        table.trace = lambda *row, name=name: rows.update([name_of(name, *row)])
+    try:
+        yield rows
+    finally:
+        for name, table in TABLES.items():
+            table.trace = before[name]
+
+
+def name_of(table: str, state: Any, event: Any, after: Any) -> str:
+    """Of a row, as reports have it."""
+    return f"{table}: {state or '-'} -> {after or '-'}: {event.value}"
+
+
+def missed(rows: Counter[str]) -> list[str]:
+    """Rows of the tables that are not among these."""
+    names = [name_of(name, *row) for name, table in TABLES.items() for row in table.rows()]
+    return [name for name in names if not rows[name]]
+
+
+if __name__ == "__main__":
+    for title, drawn in TABLES.items():
+        print(f"{title}:\n\n{drawn.mermaid()}\n")
