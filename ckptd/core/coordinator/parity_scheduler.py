@@ -156,7 +156,7 @@ class ParityScheduler:
         self._end_active(EncodingOn.GIVEN_UP)
         if key[0] in self._facts.records:
             self._facts.records[key[0]].protected = True
-        self._chunks.drop(self._chunks.keys - {key})
+        self._chunks.drop(set(self._chunks.keys) - {key})
         return [self._tell_protected(key)]
 
     def _tell_protected(self, key: Key, node: str | None = None) -> Action:
