@@ -105,7 +105,7 @@ class Catalogue:
             )
             raise CkptdError(text, hint=f"ckptd forget {key.job} on {elsewhere}, or give it up with --force")
         durable = {found.save for found in seen.committed} if seen is not None else set()
-        lost = job.coordinator.saves.only_here(durable)
+        lost = job.coordinator.facts.only_here(durable)
         if lost and not force:
             steps, problem = ", ".join(str(save.step) for save in lost), seen.problem if seen is not None else ""
             text = f"step {steps} of job {key.job!r} is in memory only and not durable: it would be lost"
@@ -171,7 +171,7 @@ class Catalogue:
     def _coordinates_others(self, key: JobKey) -> bool:
         """Whether ranks or memory of other nodes depend on this daemon, though nothing of the job is here."""
         job = self.jobs.get(key)
-        return job is not None and bool(job.coordinator.sessions.attended or job.coordinator.saves.anything_held)
+        return job is not None and bool(job.coordinator.sessions.attended or job.coordinator.facts.anything_held)
 
     def _route(self, key: JobKey, actions: list[Action], inbox: deque[ev.Event], out: list[Action]) -> None:
         out += self._reserve(key)

@@ -34,14 +34,14 @@ class LastDrain:
     def _staged(self) -> SaveId | None:
         if not self._coordinates:
             return self._node.slot_retention.newest_staged
-        newest = self._coordinator.saves.newest_staged
+        newest = self._coordinator.facts.newest_staged
         return newest.save if newest is not None else None
 
     @property
     def _durable(self) -> SaveId | None:
         if not self._coordinates:
             return self._node.slot_retention.durable
-        return max(self._coordinator.saves.on_store, default=None)
+        return max(self._coordinator.facts.on_store, default=None)
 
     @property
     def _safe(self) -> bool:
@@ -74,13 +74,13 @@ class LastDrain:
             durable = self._node.slot_retention.durable
             return durable is not None and durable.incarnation == self._node.incarnation and durable.step >= step
         now = self._coordinator.sessions.incarnation
-        saves = [r for r in self._coordinator.saves.records.values() if r.save.incarnation == now]
+        saves = [r for r in self._coordinator.facts.records.values() if r.save.incarnation == now]
         return any(r.end is not None for r in saves if r.save.step >= step)
 
     @property
     def _drains(self) -> bool:
         if self._coordinates:
-            saves = self._coordinator.saves
+            saves = self._coordinator.facts
             if self._newest is None:
                 return saves.active is not None
             return not self._safe and (saves.active is not None or bool(saves.of(State.QUEUED)))
@@ -96,11 +96,11 @@ class LastDrain:
         if self._safe:
             why = "it was staged after this daemon was asked to end"
         elif self._coordinates:
-            record = self._coordinator.saves.records.get(newest)
+            record = self._coordinator.facts.records.get(newest)
             why = record.error if record is not None else ""
         else:
             why = "" if self.waits else f"node {self._node.coordinator} does not answer: it coordinates the job"
-        knows = self._coordinates and self._coordinator.saves.ready
+        knows = self._coordinates and self._coordinator.facts.ready
         why = why or ("" if knows or not self._coordinates else "the store has not answered")
         known = str(durable.step) if durable is not None else "none" if knows else "not known here"
         return Left(newest.step, known, why)

@@ -53,7 +53,7 @@ class EventLog:
         for key, job in jobs.items():
             page = self._pages.setdefault(key, _Page())
             yield from _of_session(key.job, job, page)
-            records = job.coordinator.saves.records
+            records = job.coordinator.facts.records
             for save in page.saves.keys() - records.keys():
                 del page.saves[save]
             for save, record in records.items():
@@ -81,7 +81,7 @@ def _of_save(name: str, record: Record, seen: _Seen, job: Job, now: float) -> It
         attempt = record.failures + 1
         yield Entry(logging.INFO, line("draining", **facts, nodes=len(record.drainers), attempt=attempt))
     if record.failures > seen.failures:
-        retry = job.coordinator.saves.retry_at
+        retry = job.coordinator.facts.retry_at
         retry_s = round(max(0.0, retry - now), 1) if retry is not None else None
         text = line("drain failed", **facts, attempt=record.failures, error=record.error, retry_s=retry_s)
         yield Entry(logging.WARNING, text)

@@ -22,7 +22,7 @@ def jobs(jobs: Mapping[JobKey, Job], now: float, errors: Mapping[JobKey, list[st
 
 def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
     view = _protection(job)
-    seen = job.coordinator.saves.ready or job.node.coordinator != job.node.node
+    seen = job.coordinator.facts.ready or job.node.coordinator != job.node.node
     return JobStatus(
         job=key.job,
         store=key.store,
@@ -39,8 +39,8 @@ def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
         degraded=list(view.degraded),
         preempt_step=_preempt_step(job),
         store_seen=seen,
-        store_problem="" if seen else job.coordinator.saves.store_problem,
-        ends={str(end): count for end, count in sorted(job.coordinator.saves.ends.items())},
+        store_problem="" if seen else job.coordinator.facts.store_problem,
+        ends={str(end): count for end, count in sorted(job.coordinator.facts.ends.items())},
     )
 
 
@@ -76,7 +76,7 @@ def _protection(job: Job) -> ProtectionView:
 
 def _draining(job: Job) -> Record | None:
     """The save that is written to the store now."""
-    saves = job.coordinator.saves
+    saves = job.coordinator.facts
     return saves.records.get(saves.active) if saves.active is not None else None
 
 
@@ -100,7 +100,7 @@ def _node(view: NodeView, drain: Record | None) -> NodeStatus:
 
 def checkpoints(job: Job, now: float) -> list[CheckpointStatus]:
     """Every save that is on its way, in memory or on the store, newest first."""
-    saves, protected = job.coordinator.saves, _protection(job).protected
+    saves, protected = job.coordinator.facts, _protection(job).protected
     out = {
         save: _of_record(record, save in saves.on_store, save in protected, now)
         for save, record in saves.records.items()
@@ -136,7 +136,7 @@ def _of_record(record: Record, on_store: bool, protected: bool, now: float) -> C
         phase="staged" if record.state is State.QUEUED else str(record.state),
         milestone=str(record.milestone) if record.milestone else None,
         end=str(record.end) if record.end else None,
-        reason=record.reason or record.error,
+        reason=record.why or record.error,
         tiers=tiers,
         ranks=len(record.delivered) or (record.world_size if on_store else 0),
         world_size=record.world_size,
@@ -149,7 +149,7 @@ def _of_record(record: Record, on_store: bool, protected: bool, now: float) -> C
 
 
 def _drain(job: Job, now: float) -> DrainStatus | None:
-    saves, record = job.coordinator.saves, _draining(job)
+    saves, record = job.coordinator.facts, _draining(job)
     if record is None:
         waiting = [r for r in saves.of(State.QUEUED) if r.error]
         record = max(waiting, key=lambda r: r.save, default=None)
@@ -203,7 +203,7 @@ def one_line(catalogue: Catalogue) -> str:
     """For systemctl status: each job's newest safe step and the drain that runs."""
     words = []
     for key, job in sorted(catalogue.jobs.items()):
-        saves = job.coordinator.saves
+        saves = job.coordinator.facts
         staged = saves.newest_staged
         word = f"{key.job}: staged {staged.save.step if staged else '-'}"
         word += f", durable {max(saves.on_store).step if saves.on_store else '-'}"

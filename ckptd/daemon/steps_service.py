@@ -144,7 +144,7 @@ def _known_here(question: _Question, job: Job, known: dict[JobKey, _Known], now:
 
 def _doubt(key: JobKey, job: Job) -> str:
     """What a coordinator that has just begun may not know yet; empty: it knows all."""
-    if not job.coordinator.saves.ready:
+    if not job.coordinator.facts.ready:
         return f"store {key.store} has not answered"
     if not job.coordinator.inventory.complete:
         return "not every node has said what it has in memory"

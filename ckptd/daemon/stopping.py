@@ -51,7 +51,7 @@ class Stopping:
             return True
         if self._last:
             return not any(f.waits for key, f in self._last_drains.items() if key in self._catalogue.jobs)
-        return not any(job.coordinator.saves.active for job in self._catalogue.jobs.values())
+        return not any(job.coordinator.facts.active for job in self._catalogue.jobs.values())
 
     @property
     def _last(self) -> bool:

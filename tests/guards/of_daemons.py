@@ -69,7 +69,7 @@ _DAEMONS = (
     ),
     _row(
         "a-daemon-that-ends-finishes-its-drain", f"{_DAEMON}stopping.py",
-        "return not any(job.coordinator.saves.active for job in self._catalogue.jobs.values())", "return True",
+        "return not any(job.coordinator.facts.active for job in self._catalogue.jobs.values())", "return True",
         "daemon_death.py::test_sigterm_finishes_the_drain_that_runs",
         "stop_and_forget.py::test_stop_with_wait_reports_the_commit_it_waited_for",
         "stop_and_forget.py::test_a_wait_that_is_too_short_says_so_and_the_daemon_goes_on_stopping",
@@ -113,7 +113,7 @@ _STORES = (
     ),
     _row(
         "a-drain-is-tried-again-soon", f"{_COORDINATOR}drains.py",
-        "self.retry_at = now + pause", "self.retry_at = now + 600 * pause",
+        "self._facts.retry_at = now + pause", "self._facts.retry_at = now + 600 * pause",
         "hung_store.py::test_a_full_store_is_tried_again_until_there_is_room",
     ),
     _row(
@@ -281,7 +281,7 @@ _FORGOTTEN = (
     ),
     _row(
         "stop-names-what-the-store-answered", "ckptd/core/coordinator/saves.py",
-        "self.store_problem = event.problem", "self.store_problem = str()",
+        "self._facts.store_problem = event.problem", "self._facts.store_problem = str()",
         "stop_and_forget.py::test_stop_names_what_a_store_that_is_no_longer_there_answers",
     ),
     _row(

@@ -87,7 +87,7 @@ _ENDS = (
     ),
     _row(
         "what-a-preempted-job-saves-is-due", "ckptd/core/coordinator/drains.py",
-        "or (self.from_step is not None and save.step >= self.from_step)", "or False",
+        "or (from_step is not None and save.step >= from_step)", "or False",
         "preempted.py::test_also_without_drain_true_what_is_saved_then_is_due",
     ),
     _row(

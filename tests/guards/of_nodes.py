@@ -212,7 +212,7 @@ _STATUS = (
     ),
     _row(
         "steps-are-those-of-the-store", f"{_COORDINATOR}saves.py",
-        "self.on_store |= there", "self.on_store |= {}",
+        "self._facts.on_store |= there", "self._facts.on_store |= {}",
         "steps.py::test_a_new_start_knows_what_the_store_has",
     ),
     _row(
@@ -311,7 +311,7 @@ _TWO_RUNS = (
 _CAMPAIGNS = (
     _row(
         "a-closed-job-leaves-no-memory", f"{_COORDINATOR}leave.py",
-        "if self._sessions.peopled or not (self.closing or expired):", "if True:",
+        "if not (self.closing or expired) or self._session.peopled:", "if True:",
         "campaigns.py::test_promises_hold_through_these_disturbances",
     ),
     _row(

@@ -70,7 +70,7 @@ _BUDGETS = (
     ),
     _row(
         "what-others-removed-is-forgotten", f"{_COORDINATOR}saves.py",
-        "for save in removed_by_others(self.on_store, there, self.fence.present):", "for save in ():",
+        "for save in removed_by_others(self._facts.on_store, there, self.fence.present):", "for save in ():",
         "budgets.py::test_what_prune_removed_beside_a_live_daemon_is_not_promised_any_more",
     ),
 )  # fmt: skip
@@ -155,8 +155,8 @@ _SAVES = (
 
 _RANKS = (
     _row(
-        "a-dead-rank-ends-its-saves", f"{_COORDINATOR}coordinator.py",
-        "actions += self.saves.rank_gone(left, self.sessions.incarnation)", "pass",
+        "a-dead-rank-ends-its-saves", f"{_COORDINATOR}saves.py",
+        "elif gone := session.departed.keys() - record.delivered.keys():", "elif gone := set[int]():",
         "rank_death.py::test_the_other_ranks_learn_that_the_save_cannot_complete[False]",
     ),
     _row(
@@ -205,7 +205,7 @@ _RANKS = (
 _MISSING = (
     _row(
         "ranks-learn-who-does-not-save", f"{_COORDINATOR}missing_ranks.py",
-        "record.reason = said.text", "str(said.text)",
+        "record.waits_for = said.text", "str(said.text)",
         "missing_ranks.py::test_silence_of_five_seconds_is_ended_on_stderr_and_in_the_status[save]",
         "missing_ranks.py::test_a_wait_that_ends_too_early_says_whom_it_waited_for",
     ),

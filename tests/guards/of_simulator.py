@@ -28,6 +28,6 @@ ROWS = (
     ),
     _row(
         "core-memory-stays-until-durable", f"{_COORDINATOR}leave.py",
-        "if self._saves.active is not None or (waits and not expired):", "if False:",
+        "if facts.active is not None or (waits and not expired):", "if False:",
     ),
 )  # fmt: skip

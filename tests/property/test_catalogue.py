@@ -259,13 +259,13 @@ class Machine(RuleBasedStateMachine):
         job = self.world.catalogue.jobs.get(KEY)
         for proc in self.procs("in"):
             for save, ends in proc.saves.items():
-                waits_for = job.coordinator.saves.records.get(save)
+                waits_for = job.coordinator.facts.records.get(save)
                 if ends[-1] is None and waits_for is not None:
                     raise AssertionError(f"{proc}: {save} has no end: {waits_for}")
                 if ends[-1] is End.DURABLE:
                     assert save in self.world.ever
         held = [s for s in job.node.slots if s.save] if job else []
-        saves = job.coordinator.saves if job else None
+        saves = job.coordinator.facts if job else None
         newest = saves.newest_staged.save if saves and saves.newest_staged else None
         assert {s.save for s in held} <= {newest}, f"held for nothing: {held}"
 

@@ -485,7 +485,7 @@ class World:
     def _note_staged(self) -> None:
         """What the catalogue takes for whole must be so in the arena, before the actions that may free some of it."""
         job = self.catalogue.jobs.get(KEY)
-        for record in job.coordinator.saves.records.values() if job else []:
+        for record in job.coordinator.facts.records.values() if job else []:
             fresh = record.save not in self.staged and record.save not in self.past and record.save not in self.ever
             if record.staged and record.world_size and fresh:
                 assert self.whole(record.save, record.world_size), f"{record.save} is not staged on all ranks"
@@ -502,7 +502,7 @@ class World:
         newest = max(self.staged, default=None)
         if newest is not None and not self.whole(newest, self.staged[newest]):
             expired = self.orphan_since is not None and self.now - self.orphan_since >= POLICY.orphan_ttl_s
-            record = job.coordinator.saves.records.get(newest) if job else None
+            record = job.coordinator.facts.records.get(newest) if job else None
             failed = record is not None and record.end is End.FAILED
             assert not members, f"{newest} was given up"
             assert newest in self.ever or expired or failed, f"{newest} was given up"

@@ -9,7 +9,8 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, ToNode
 from ckptd.core.coordinator.departures import How
 from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
-from ckptd.core.coordinator.leave import Leave
+from ckptd.core.coordinator.job_state import JobState
+from ckptd.core.coordinator.leave import Leave, Verdict
 from ckptd.core.coordinator.locations import Routes
 from ckptd.core.coordinator.missed_loads import MissedLoads
 from ckptd.core.coordinator.missing_ranks import MissingRanks
@@ -23,55 +24,62 @@ from ckptd.core.coordinator.sessions import Sessions
 from ckptd.core.links import Links
 from ckptd.core.policy import Policy
 from ckptd.core.preemption import Preemption
-from ckptd.shared.base.ids import JobKey
+from ckptd.shared.base.ids import JobKey, SaveId
+
+_MOST_ROUNDS = 16  # a turn settles in two or three
 
 
 class Coordinator:
-    """The job-wide half of a job; lives on the node of rank 0."""
+    """The job-wide half of a job; lives on the node of rank 0.
+
+    A turn: the event is written into the facts, then each machine says what follows from them, until nothing does.
+    """
 
     def __init__(self, job: JobKey, node: str, policy: Policy, known: int = 0, links: Links | None = None) -> None:
         self.job = job
-        self.links = links or Links(node)
         self._node = node
         self._policy = policy
-        self.sessions = Sessions(job, node, policy, known, self.links)
+        self.sessions = Sessions(job, node, policy, known, links, lambda: self.facts.known(self.sessions.incarnation))
         self.inventory = InventoryBarrier(policy)
         self.preemption = Preemption(job, node)
         self._know_nothing()
-        self._session = ""  # that was entered last
-        self._entering = False  # saves of older incarnations are judged once all nodes have said what they have
-        self._missed = MissedLoads(node)
         self._now = 0.0  # of the last event
         self._touched = True  # since the last tick
         self._due: float | None = None  # as of the last tick
-        self._asked_scan = False
         self._blank = False  # the last scan found no store at its path
         self._looked_at = 0.0  # when the store was scanned last
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
         self._former: frozenset[str] = frozenset()  # nodes that had something, known from before
-        self._needs_room = False  # a save was skipped since the session was opened
 
     def _know_nothing(self) -> None:
         """Of saves, loads and parity."""
-        job, node, policy = self.job, self._node, self._policy
-        self.saves = Saves(job, node, policy, self.inventory, self.links)
-        self.sessions.known = lambda: self.saves.known(self.sessions.incarnation)
-        self._notices = Notices(job, self.sessions, self.saves, policy.arena)
-        self.parity = ParityScheduler(job, node, policy, self.saves)
-        self.runs = Runs(job, node)
-        routes = Routes(job, self.saves, self.saves.chunks, node, lambda: self.parity.topology)
-        self.restores = Restores(job, node, policy, self.sessions, self.saves, routes, self.runs.strangers)
-        self._missing = MissingRanks(job, node, self.sessions, self.saves, self.restores)
-        self.leave = Leave(job, node, policy, self.sessions, self.saves, self.parity, self.inventory)
-        self.events, self.facts = self._events(), self._facts()
+        self.facts = facts = JobState(self.job, self._node, self._policy, self.sessions, self.inventory)
+        self.saves = Saves(facts)
+        self.parity = ParityScheduler(facts)
+        self.runs = Runs(facts)
+        self.restores = Restores(facts, Routes(facts), self.runs.strangers)
+        facts.restore, facts.preemption = self.restores, self.preemption
+        self.leave = Leave(facts)
+        self._notices = Notices(facts)
+        self._missing = MissingRanks(facts)
+        self._missed = MissedLoads(facts)
+        self._session = ""  # that was entered last
+        self._began: ev.LoadOrdered | None = None  # the load that began the present incarnation, if one did
+        self._awaited: SaveId | None = None  # that a load waits for, and whose drain was asked for
+        self._entering = False  # saves of older incarnations are judged once all nodes have said what they have
+        self._needs_room = False  # a save was skipped since the session was opened
+        self._asked_scan = False
+        self.events, self.reports = self._events(), self._reports()
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """What to do about a report of a node, or the outcome of an action of the coordinator."""
-        self._now, self._touched, self.saves.fence.void = now, True, self.sessions.void
+        self._now, self._touched = now, True
         if not isinstance(event, ev.Report):
-            return self.events[type(event)](event, now)
+            return [*self.events[type(event)](event, now), *self._react(now)]
         fact = event.event
-        return [] if self.sessions.is_stale(fact) else self.facts[type(fact)](event.node, fact, now)
+        if self.sessions.is_stale(fact):
+            return []
+        return [*self.reports[type(fact)](event.node, fact, now), *self._react(now)]
 
     def _events(self) -> dict[type[ev.Event], Callable[[Any, float], list[Action]]]:
         """Outcomes of actions of the coordinator, what was found at start, and which nodes answer."""
@@ -86,12 +94,12 @@ class Coordinator:
             ev.StoreRemembered: lambda event, _: self.sessions.remember(event),
         }
 
-    def _facts(self) -> dict[type[ev.Fact], Callable[[str, Any, float], list[Action]]]:
+    def _reports(self) -> dict[type[ev.Fact], Callable[[str, Any, float], list[Action]]]:
         """What a node reports of itself."""
         return {
             ev.RankFound: lambda node, event, _: self.sessions.found(node, event),
             ev.JoinRequested: lambda _, event, now: self.sessions.join_requested(event, now),
-            ev.FormerNodeReported: self._visited,
+            ev.FormerNodeReported: self.sessions.former_node_reported,
             ev.NodeHas: self._node_has,
             ev.SlotsAwaited: lambda node, event, now: self._missing.allocates(node, event.ranks, now),
             ev.Encoded: self.parity.encoded,
@@ -109,107 +117,62 @@ class Coordinator:
             ev.Drained: self._voted,
             ev.VoteWritten: self._voted,
             ev.LoadAsked: self._load_asked,
-            ev.LoadReported: lambda _, event, now: self._load(self.restores.reported(event, now)),
+            ev.LoadReported: lambda _, event, now: self.restores.reported(event, now),
         }
 
-    def _visited(self, node: str, event: ev.FormerNodeReported, now: float) -> list[Action]:
-        return [*self.sessions.former_node_reported(node, event, now), *self._entered()]
+    # --- what follows from the facts
 
-    def _released(self, node: str, event: ev.SegmentReleased, _now: float) -> list[Action]:
-        actions = self.saves.released(node, event)
-        return [*actions, *self._sort_runs()] if self.runs.released(node, event) else actions
-
-    def _skipped(self, _node: str, event: ev.SaveSkipped, now: float) -> list[Action]:
-        self._needs_room = True
-        return [*self.saves.skipped(event, self.sessions.world_size, now), *self._judge(now)]
-
-    def _voted(self, node: str, event: ev.Drained | ev.VoteWritten, now: float) -> list[Action]:
-        if isinstance(event, ev.Drained) and event.committed:
-            return self.saves.found_committed(event.save)
-        return self.saves.voted(node, event.save, event.problem, now)
-
-    def _load_asked(self, node: str, event: ev.LoadAsked, now: float) -> list[Action]:
-        if not event.request and node in self._missed.told:
-            return []  # it was answered before it was said again
-        if event.rank in self._missed.ranks and self.restores.agreed is not None:
-            self._missed.ranks.discard(event.rank)
-            return [ToNode(job=self.job, node=node, message=self.restores.agreed)]
-        self._missed.asked_here |= event.request > 0
-        self.saves.retention.hold = True
-        if event.run is not None and not self.restores.running:
-            self.runs.name(event.run)
-        take = self.sessions.take(self.sessions.session)
-        actions = self.restores.asked(node, event, take, now)
-        return [*self._sort_runs(), *self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])]
-
-    def _sort_runs(self) -> list[Action]:
-        actions = self.runs.sort(self.saves, lambda: self.sessions.nodes)
-        if self.runs.took_back():  # a load waits until it is in the tables again
-            self._ask_inventories(repeat=True)
-            self.restores.blind()
+    def _react(self, now: float) -> list[Action]:
+        """What each machine says, until none has anything to say."""
+        actions: list[Action] = []
+        for _ in range(_MOST_ROUNDS):
+            more = self._round(now)
+            actions += more
+            if not more:
+                break
         return actions
 
-    def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
-        scan: list[Action] = [] if self._asked_scan else [self._scan()]
-        self._asked_scan = True
-        agreed = self.restores.agreed
-        if event.request and agreed is not None and 0 < event.incarnation < agreed.incarnation:
-            self._missed.ranks.add(event.rank)  # its daemon ended before it received the end of that load
-        loaded = agreed.incarnation if agreed is not None else 0
-        actions = self.sessions.attach(node, event, now, loaded)
-        self.runs.attached(event, actions)
-        actions += [*self._end_incomplete(), *self._load(self.restores.hopeless(self.sessions.incomplete))]
-        return [*scan, *actions, *self._entered(), *self._look_anew()]
+    def _round(self, now: float) -> list[Action]:
+        return [
+            *self._follow_session(),
+            *self._settle(),
+            *self._look_again(),
+            *self.restores.react(now),
+            *self._follow_load(),
+            *self._drain_for_load(now),
+            *self.saves.react(now),
+            *self.parity.react(now),
+            *self._give_up_memory(now),
+        ]
 
-    def _look_anew(self) -> list[Action]:
-        """What was seen may be another store than that of the ranks that are in now."""
-        return [self._scan()] if self.saves.saw_another_store(self.sessions) else []
-
-    def _entered(self) -> list[Action]:
-        """Follows the admission of a session: a new one ends what its predecessor had begun."""
-        self._somebody_is_in()
+    def _follow_session(self) -> list[Action]:
+        """A new session ends what its predecessor had begun."""
         before, self._session = self._session, self.sessions.session
         if self._session == before:
             return []
-        self.leave.crashed = False
+        self.leave.new_session()
         self.saves.fence.begin(self.sessions.incarnation, self.sessions.run, self.sessions.session)
         nodes = self.sessions.nodes
         self.runs.new_session(self.sessions.incarnation, self.sessions.run, nodes)
-        self.saves.known_nodes(nodes)
-        self.saves.chunks.known_nodes(nodes)
-        self.parity.opened(self.sessions.topology, self.sessions.epoch)
+        self.facts.known_nodes(nodes)
+        self.facts.chunks.known_nodes(nodes)
         self._missed.new_session()
-        if self.restores.agreed is not None and self.restores.agreed.incarnation < self.sessions.incarnation:
-            self.restores.agreed = None
         self._ask_inventories()
-        self._needs_room = False
-        self._entering = True
-        self.restores.blind()
-        return [*self._sort_runs(), *self._claim(), *self._load(self.restores.replaced())]
+        self._needs_room, self._entering = False, True
+        return [*self._sort_runs(), *self.restores.new_session()]
 
     def _ask_inventories(self, *, repeat: bool = False) -> None:
         """Every node of the session is to say what it has; again: also those that have."""
         inside = self.sessions.topology.nodes if self.sessions.topology is not None else (self._node,)
         self.inventory.begin(self.sessions.nodes, inside, self.sessions.session, self._now, repeat=repeat)
 
-    def _node_has(self, node: str, event: ev.NodeHas, now: float) -> list[Action]:
-        """All that a node has. Once all have said it, what cannot become whole any more is over."""
-        actions = self._missed.catch_up(node, event, self.restores, self.sessions)
-        self.sessions.heard_number(event.incarnation, event.run, event.session)
-        segments, chunks = self.runs.sift(node, event)
-        actions += self._sort_runs()
-        actions += self.sessions.heard_epoch(event.session, event.epoch)
-        self.parity.opened(self.sessions.topology, self.sessions.epoch)
-        self.inventory.spoke(node, event.session, event.former)
-        self.saves.chunks.found(node, chunks, event.since)
-        actions += self.parity.found(node, now)
-        actions += self.saves.found(node, segments, now)
-        for rank in self.sessions.lives(node, event.live):  # what they delivered before they ended counts
-            gone = ev.RankGone(job=self.job, rank=rank, session=self.sessions.session)
-            actions += self._left(gone, now)
-        return [*actions, *self._judge(now), *self.parity.advance(now)]
+    def _sort_runs(self) -> list[Action]:
+        actions = self.runs.sort()
+        if self.runs.took_back():  # a load waits until it is in the tables again
+            self._ask_inventories(repeat=True)
+        return actions
 
-    def _judge(self, now: float) -> list[Action]:
+    def _settle(self) -> list[Action]:
         """What older incarnations left, and is of no use, is given back once no silent node may hold the rest of it.
 
         A node outside of the session that is silent for long is taken for lost when the job can do without what it may
@@ -219,68 +182,103 @@ class Coordinator:
             return []
         if self._entering:
             self._entering = False
-            self.saves.awaited = self.saves.chunks.pieced
-            self.saves.new_incarnation(self.sessions.incarnation, self.sessions.run, self.sessions.session)
-        actions: list[Action] = []
+            self.saves.new_incarnation(awaited=self.facts.chunks.pieced)
         if self.inventory.overdue and (self.saves.went_on or self._needs_room or self.leave.closing):
             self.inventory.give_up()
-        if self.inventory.settle():
-            actions += self.saves.end_incomplete(self.sessions.incarnation)
-            actions += self.parity.obsolete(self.restores.settled)
-            actions += self.parity.advance(now)
-        return [*actions, *self._load(self.restores.go_on(now))]
-
-    def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
-        self.sessions.processes.link_up(event.node)
-        self._somebody_is_in()
-        self.inventory.came(event.node)
-        self.runs.peer_up(event.node)
-        actions = [*self.parity.peer_up(event.node), *self.saves.peer_up(event.node, now)]
-        return [*actions, *self.restores.peer_up(event.node), *self.preemption.peer_up(event.node)]
-
-    def _peer_down(self, event: ev.PeerDown, now: float) -> list[Action]:
-        node = event.node
-        actions = [*self.sessions.peer_down(now), *self._entered()]
-        self.inventory.went(node)
-        ranks = sorted(rank for rank, home in self.sessions.members.items() if home == node)
-        actions += self._load(self.restores.node_gone(node, ranks))
-        actions += self.saves.peer_down(node, now)
-        return [*actions, *(self._all_left(now) if ranks else []), *self._judge(now)]
-
-    def _kept(self, event: ev.TopologyKept) -> list[Action]:
-        """What an earlier process of this daemon coordinated, if it did."""
-        if event.topology.coordinator != self._node:
-            return []
-        self.sessions.kept(event)
-        self._former = frozenset(event.former)
-        self.parity.opened(event.topology, event.epoch)
+        self.inventory.settle()
         return []
+
+    def _look_again(self) -> list[Action]:
+        """Nothing is drained before a number that was made up is on record, nor to another store than the ranks'."""
+        wrong = self.saves.saw_another_store()
+        answers = self.facts.ready and self._rescan_at is None
+        return [self._scan()] if wrong or (answers and self.saves.fence.must_claim()) else []
+
+    def _follow_load(self) -> list[Action]:
+        """One that succeeded begins an incarnation."""
+        order = self.restores.agreed
+        if order is None or order is self._began:
+            return []
+        self._began = order
+        self.sessions.heard_number(order.incarnation, order.run, self.sessions.session)
+        self.runs.lineage.begins(order.incarnation, order.run)
+        self.saves.new_incarnation()  # what could be completed was
+        if order.save is not None:
+            self.saves.revive(order.save)
+        return self._look_again()
+
+    def _drain_for_load(self, now: float) -> list[Action]:
+        """A load waits for a checkpoint that lies in memory alone, and must be on the store."""
+        before, self._awaited = self._awaited, self.restores.awaited
+        return self.saves.drain_newest(now) if self._awaited not in {None, before} else []
+
+    def _give_up_memory(self, now: float) -> list[Action]:
+        verdict = self.leave.react(now)
+        if verdict is Verdict.DRAINED:
+            return self.saves.drain_newest(now)
+        if verdict is Verdict.STAYS:
+            return []
+        self.parity.released()
+        self.facts.known_nodes(())
+        return [ToNode(job=self.job, message=ev.JobReleased(job=self.job, node=self._node))]
+
+    # --- reports of nodes
+
+    def _released(self, node: str, event: ev.SegmentReleased, _now: float) -> list[Action]:
+        actions = self.saves.released(node, event)
+        return [*actions, *self._sort_runs()] if self.runs.released(node, event) else actions
+
+    def _skipped(self, _node: str, event: ev.SaveSkipped, now: float) -> list[Action]:
+        self._needs_room = True
+        return self.saves.skipped(event, self.sessions.world_size, now)
+
+    def _voted(self, node: str, event: ev.Drained | ev.VoteWritten, now: float) -> list[Action]:
+        if isinstance(event, ev.Drained) and event.committed:
+            return self.saves.found_committed(event.save)
+        return self.saves.voted(node, event.save, event.problem, now)
+
+    def _load_asked(self, node: str, event: ev.LoadAsked, now: float) -> list[Action]:
+        answered = self._missed.asked(node, event)
+        if answered is not None:
+            return answered
+        if event.run is not None and not self.restores.running:
+            self.runs.name(event.run)
+        take = self.sessions.take(self.sessions.session)
+        return [*self.restores.asked(node, event, take, now), *self._sort_runs()]
+
+    def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
+        scan: list[Action] = [] if self._asked_scan else [self._scan()]
+        self._asked_scan = True
+        agreed = self.restores.agreed
+        if event.request and agreed is not None and 0 < event.incarnation < agreed.incarnation:
+            self._missed.came_back(event.rank)
+        loaded = agreed.incarnation if agreed is not None else 0
+        actions = self.sessions.attach(node, event, now, loaded)
+        self.runs.attached(event, actions)
+        return [*scan, *actions]
+
+    def _node_has(self, node: str, event: ev.NodeHas, now: float) -> list[Action]:
+        """All that a node has. Once all have said it, what cannot become whole any more is over."""
+        if (ended := self._missed.ended_before(event)) is not None:
+            self.restores.resumed(ended, asked_here=self._missed.asked_here)
+            self._began = ended
+        actions = self._missed.catch_up(node, event)
+        self.sessions.heard_number(event.incarnation, event.run, event.session)
+        segments, chunks = self.runs.sift(node, event)
+        actions += self._sort_runs()
+        actions += self.sessions.heard_epoch(event.session, event.epoch)
+        self.inventory.spoke(node, event.session, event.former)
+        self.facts.chunks.found(node, chunks, event.since)
+        actions += self.parity.found(node)
+        actions += self.saves.found(node, segments, now)
+        for rank in self.sessions.lives(node, event.live):  # what they delivered before they ended counts
+            gone = ev.RankGone(job=self.job, rank=rank, session=self.sessions.session)
+            actions += self._left(gone, now)
+        return actions
 
     def _fetched(self, node: str, event: ev.SegmentFetched, now: float) -> list[Action]:
         actions = [] if event.problem else self.saves.fetched(node, event.save, event.rank, now, event.attestations)
-        return [*actions, *self._load(self.restores.fetched(node, event, now))]
-
-    def retire(self, incarnation: int) -> None:
-        """Another node coordinates the job now, in this incarnation."""
-        self._touched = True
-        if self.sessions.session or self.saves.records:
-            self.sessions.retire(incarnation)
-            self._session = ""
-            self.inventory.forget()
-            self._know_nothing()
-            self._asked_scan = False
-
-    def _somebody_is_in(self) -> None:
-        """Ranks belong to the job: it is neither closing nor an orphan. A pending join request changes nothing."""
-        if self.sessions.attended:
-            self.leave.stay()
-            self.saves.due.cadence = self.sessions.cadence
-
-    def adopted(self, now: float) -> list[Action]:
-        """Memory of the job was found at start and nobody is attached yet."""
-        self.leave.orphaned_at, self._asked_scan, self._touched = now, True, True
-        self.inventory.born((self.sessions.nodes | self._former) - {self._node})
-        return [self._scan()]
+        return [*actions, *self.restores.fetched(node, event, now)]
 
     def _left(self, event: ev.RankGone | ev.RankDetached, now: float) -> list[Action]:
         ours = event.session == self.sessions.session and event.rank in self.sessions.members
@@ -289,33 +287,63 @@ class Coordinator:
         if not ours:
             self.leave.stranger_left(now)
             return actions
-        self.leave.crashed |= how is How.ENDED
-        left = self.sessions.departed[event.rank]
-        actions += self.saves.rank_gone(left, self.sessions.incarnation)
-        return [*actions, *self._load(self.restores.rank_gone(left)), *self._all_left(now)]
+        self.leave.left(how)
+        actions += self.saves.end_incomplete()
+        actions += self.restores.rank_gone(self.sessions.departed[event.rank])
+        return [*actions, *self._all_left(now)]
 
     def _all_left(self, now: float) -> list[Action]:
-        """What follows when nobody is in any more, as far as nodes answer: one that does not may have what is newer."""
+        """What follows when no rank is in any more, as far as nodes answer; another may have what is newer."""
         if self.sessions.attended:
             return []
         self.leave.all_left(now)
-        return [*self._judge(now), *self.saves.drain_newest(now), *self.leave.when_safe(now)]
+        return self.saves.drain_newest(now)
 
     def _staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
         self.sessions.heard_number(event.save.incarnation, event.save.run, event.session)
-        if not self.runs.admits(node, event):
-            return self._sort_runs()
-        before, self.saves.due.from_step = self.saves.newest_staged, self.preemption.due_from(self.sessions.session)
-        actions = [*self.saves.staged(node, event, now), *self.parity.advance(now)]
-        if self.saves.newest_staged is not before:
-            judged = self.inventory.doubts
-            actions += self._judge(now) if judged else self.parity.obsolete(self.restores.settled)
-        return [*actions, *(self._end_incomplete() if event.request else ())]
+        return self.saves.staged(node, event, now) if self.runs.admits(node, event) else self._sort_runs()
 
-    def _end_incomplete(self) -> list[Action]:
-        """Saves that wait for ranks which left can never complete."""
-        gone = sorted(self.sessions.departed.items())
-        return [action for _, left in gone for action in self.saves.rank_gone(left, self.sessions.incarnation)]
+    # --- links, and what was kept
+
+    def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
+        self.sessions.processes.link_up(event.node)
+        self.inventory.came(event.node)
+        self.runs.peer_up(event.node)
+        actions = [*self.parity.peer_up(event.node), *self.saves.peer_up(event.node, now)]
+        return [*actions, *self.restores.peer_up(event.node), *self.preemption.peer_up(event.node)]
+
+    def _peer_down(self, event: ev.PeerDown, now: float) -> list[Action]:
+        node = event.node
+        actions = self.sessions.peer_down(now)
+        self.inventory.went(node)
+        ranks = sorted(rank for rank, home in self.sessions.members.items() if home == node)
+        actions += self.restores.node_gone(node, ranks)
+        actions += self.saves.peer_down(node, now)
+        return [*actions, *(self._all_left(now) if ranks else [])]
+
+    def _kept(self, event: ev.TopologyKept) -> list[Action]:
+        """What an earlier process of this daemon coordinated, if it did."""
+        if event.topology.coordinator == self._node:
+            self.sessions.kept(event)
+            self._former = frozenset(event.former)
+        return []
+
+    def retire(self, incarnation: int) -> None:
+        """Another node coordinates the job now, in this incarnation."""
+        self._touched = True
+        if self.sessions.session or self.facts.records:
+            self.sessions.retire(incarnation)
+            self.inventory.forget()
+            self._know_nothing()
+
+    def adopted(self, now: float) -> list[Action]:
+        """Memory of the job was found at start and no rank is attached yet."""
+        self.leave.adopted(now)
+        self._asked_scan, self._touched = True, True
+        self.inventory.born((self.sessions.nodes | self._former) - {self._node})
+        return [self._scan()]
+
+    # --- the store
 
     def _incarnation(self, event: ev.IncarnationTaken, now: float) -> list[Action]:
         joining = bool(self.sessions.taking) and event.session == self.sessions.taking
@@ -323,17 +351,16 @@ class Coordinator:
             return []  # of a session or a load that is over: its record on the store names that session
         if self.sessions.is_outdated(event):
             return [self.sessions.take(event.session)]
-        self.saves.fence.store_id = event.store_id or self.saves.fence.store_id
+        self.saves.fence.saw(event.store_id)
         if not event.problem:
             self.saves.fence.recorded([(event.number, event.run)])
         if joining:
             actions = self.sessions.opened(event, now)
-            actions += [self._scan()] if self._blank else []  # the number made one, or it does not answer
-            return [*actions, *self._entered(), *self._look_anew()]
+            return [*actions, *([self._scan()] if self._blank else [])]  # the number made one, or it does not answer
         actions = self.restores.incarnation_taken(self.sessions.number_of(event), event.run, self._scan())
         if event.problem:  # nor would it answer a scan
             silent = ev.StoreScanned(job=self.job, problem=event.problem)
-            return self._load(self.restores.scanned(silent, now))
+            return self.restores.scanned(silent, now)
         return actions
 
     def _committed(self, event: ev.CommitEnded, now: float) -> list[Action]:
@@ -343,15 +370,14 @@ class Coordinator:
         if now >= self._looked_at + self._policy.store_look_s:  # others may have removed checkpoints
             self._looked_at = now
             actions.append(self._scan())
-        actions += self._load(self.restores.store_moved(now))
-        return [*actions, *self.leave.when_safe(now)]
+        return actions
 
     def _no_store(self, event: ev.StoreScanned, now: float) -> list[Action]:
         """None was made there before the scan began, or what should be mounted there is not."""
         before, self._blank = self._blank, True
         missing = f"no store lies at {self.job.store}: is its file system mounted?"
-        if not self.sessions.session and self.leave.orphaned_at is None:
-            self.saves.store_problem = f"no store was made at {self.job.store} yet"
+        if not self.sessions.session and not self.leave.orphaned:
+            self.saves.no_store(f"no store was made at {self.job.store} yet")
             return []  # a number makes it
         if not before and not event.after:
             return [self._scan()]
@@ -364,22 +390,20 @@ class Coordinator:
             self._blank = False
             event = self.sessions.took_store(event)
         self._looked_at = now
-        wanted = not self.saves.ready or self.saves.fence.claim is not None
+        wanted = not self.facts.ready or self.saves.fence.claim is not None
         self._rescan_at = now + self._policy.drain_retry_max_s / 4 if event.problem and wanted else None
         actions = self._weigh_numbers(event)
         if not event.problem:
             self.runs.scanned(event)
             actions += self._sort_runs()
         actions += self.saves.scanned(event, self.sessions.incarnation, now)
-        actions += [] if event.problem else self._claim()
-        actions += self._load(self.restores.scanned(event, now))
-        actions += self._load(self.restores.store_moved(now))
-        return [*actions, *self.leave.when_safe(now)]
+        actions += self._look_again()
+        return [*actions, *self.restores.scanned(event, now)]
 
     def _weigh_numbers(self, event: ev.StoreScanned) -> list[Action]:
         """Incarnations that lie on the store: a number made up while it was silent must not be one of them."""
         saves = [found.save for found in event.committed] + [partial.save for partial in event.partials]
-        self.sessions.floor = max(self.sessions.floor, max((save.incarnation for save in saves), default=0))
+        self.sessions.saw_on_store(save.incarnation for save in saves)
         outdated = self.restores.is_outdated(self.sessions.next_number)
         again: list[Action] = [self.sessions.take(self.sessions.session)] if outdated else []
         others = (save.incarnation for save in saves if save.run != self.sessions.run)
@@ -390,28 +414,7 @@ class Coordinator:
     def _scan(self) -> ScanStore:
         return self.sessions.scan(self.saves.fence.claim)
 
-    def _claim(self) -> list[Action]:
-        """Nothing is drained before a number that was made up is on record; the store has answered."""
-        return [self._scan()] if self.saves.ready and self.saves.fence.must_claim() else []
-
-    def _load(self, actions: list[Action]) -> list[Action]:
-        """After each message of a load: one that succeeded begins an incarnation; retention resumes after it."""
-        for order in [a.message for a in actions if isinstance(a, ToNode)]:
-            if isinstance(order, ev.LoadOrdered) and (order.agreed or order.save is None):
-                self.sessions.heard_number(order.incarnation, order.run, self.sessions.session)
-                self.runs.lineage.begins(order.incarnation, order.run)
-                self.saves.new_incarnation(self.sessions.incarnation, self.sessions.run, self.sessions.session)
-                actions = [*actions, *self._claim()]
-                self.saves.awaited = ()  # what could be completed was
-                if not self.inventory.doubts:
-                    actions = [*actions, *self.saves.end_incomplete(self.sessions.incarnation)]
-                    actions += self.parity.obsolete(self.restores.settled)
-                if order.save is not None:
-                    actions += [*self.saves.revive(order.save, self._now), *self.parity.advance(self._now)]
-        if self.saves.retention.hold and not self.restores.running:
-            self.saves.retention.hold = False
-            actions += self.saves.retire()
-        return actions
+    # --- time, and what others see
 
     def view(self) -> ProtectionView | None:
         """How far the nodes protect each other; None: this daemon coordinates nothing."""
@@ -422,10 +425,9 @@ class Coordinator:
         return self._deadline() if self._touched else self._due
 
     def _deadline(self) -> float | None:
-        times = [self.sessions.next_deadline(), self.saves.next_deadline(), self.restores.next_deadline()]
-        times += [self._rescan_at, self.leave.until, self.inventory.next_deadline(), self.parity.next_deadline()]
-        times += [self.preemption.next_deadline(), self._missing.next_deadline()]
-        return min((t for t in times if t is not None), default=None)
+        machines = (self.sessions, self.saves, self.restores, self.inventory, self.parity, self.preemption)
+        times = [machine.next_deadline() for machine in (*machines, self._missing)]
+        return min((t for t in (*times, self._rescan_at, self.leave.until) if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
         """What is due by now."""
@@ -437,12 +439,11 @@ class Coordinator:
         return actions
 
     def _tick(self, now: float) -> list[Action]:
-        actions = [*self.sessions.tick(now), *self._entered()]
-        actions += [*self.saves.tick(now), *self.parity.tick(now), *self.preemption.tick(now)]
-        actions += self._missing.tick(now)
-        actions += self._judge(now) if self.inventory.tick(now) else []
+        self.inventory.tick(now)
+        actions = [*self.sessions.tick(now), *self.saves.tick(now), *self.parity.tick(now)]
+        actions += [*self.preemption.tick(now), *self._missing.tick(now)]
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None
             actions.append(self._scan())
-        actions += self._load(self.restores.tick(now))
-        return [*actions, *self._notices.tick(now), *self.leave.when_safe(now)]
+        actions += self.restores.tick(now)
+        return [*actions, *self._react(now), *self._notices.tick(now)]

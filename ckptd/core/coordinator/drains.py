@@ -3,26 +3,21 @@
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Note, RemovePartial, ToNode
 from ckptd.core.coordinator.fence import Fence
-from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
 from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.retention import Retention
 from ckptd.core.coordinator.save_record import Record
 from ckptd.core.coordinator.save_states import OPEN, SAVE, On, State
-from ckptd.core.links import Links
-from ckptd.core.policy import Policy
-from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.shared.protocol.messages import Cadence
+from ckptd.shared.base.ids import SaveId
 
 _COMMIT_TRIES = 2  # before the drain itself is done again
 
 
 class DrainCadence:
-    """By the cadence that the job's ranks asked for."""
+    """By the cadence that the job's ranks asked for; when the job is about to be ended, all from a step on."""
 
-    def __init__(self) -> None:
-        self.cadence = Cadence()
+    def __init__(self, facts: JobState) -> None:
+        self._facts = facts
         self._last: tuple[int, float] | None = None  # (step, time) of the last save that was due
-        self.from_step: int | None = None  # the job is about to be ended: what is saved from this step on is due
 
     def begin(self) -> None:
         """Another incarnation: its first save is due."""
@@ -30,10 +25,11 @@ class DrainCadence:
 
     def is_due(self, save: SaveId, now: float) -> bool:
         """The first is, and the first at or after each multiple of the steps: so ``keep_every`` finds its own."""
-        last, cadence = self._last, self.cadence
+        last, session = self._last, self._facts.session
+        cadence, from_step = session.cadence, self._facts.preemption.due_from(session.session)
         due = (
             last is None
-            or (self.from_step is not None and save.step >= self.from_step)
+            or (from_step is not None and save.step >= from_step)
             or save.step < last[0]
             or (cadence.steps > 0 and save.step // cadence.steps != last[0] // cadence.steps)
             or (cadence.seconds > 0 and now - last[1] >= cadence.seconds)
@@ -43,22 +39,15 @@ class DrainCadence:
         return due
 
 
-class Drains(JobState):
+class Drains:
     """Saves that are due go to the store, the newest first."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy, inventory: InventoryBarrier, links: Links) -> None:
-        super().__init__(job, node, links)
-        self._job = job
-        self._node = node
-        self._policy = policy
-        self._inventory = inventory
-        self.retry_at: float | None = None
-        self._partials: set[SaveId] = set()
-        self.retention = Retention(job, policy.keep_last, policy.keep_every)
-        self.disputed = -1  # an incarnation number that an older run on the store has too
-        self.fence = Fence(job)
+    def __init__(self, facts: JobState) -> None:
+        self._facts = facts
+        self._job, self._node, self._policy = facts.job, facts.node, facts.policy
+        self.retention = Retention(facts)
+        self.fence = Fence(facts)
         self._asked: Commit | None = None  # the last commit; it may be answered after the job's session changed
-        self.ready = False  # the store was seen once: what is durable already is known, so drains may begin
 
     def _order(self, order: ev.Message, node: str | None = None) -> Action:
         return ToNode(job=self._job, node=node, message=order)
@@ -67,24 +56,24 @@ class Drains(JobState):
         """Somebody wants the newest checkpoint durable, whatever the cadence says."""
         if self.fence.taken_over:
             return []
-        whole = self.of(State.KEPT, State.FAILED, State.QUEUED, State.DRAINING, State.COMMITTING)
-        alive = [r for r in whole if r.staged and r.in_memory] + self.of(State.STAGING)
-        alive = [r for r in alive if r.save.incarnation != self.disputed]
+        whole = self._facts.of(State.KEPT, State.FAILED, State.QUEUED, State.DRAINING, State.COMMITTING)
+        alive = [r for r in whole if r.staged and r.in_memory] + self._facts.of(State.STAGING)
+        alive = [r for r in alive if r.save.incarnation != self._facts.disputed]
         newest = max(alive, key=lambda r: r.save, default=None)
-        staged = self.newest_staged
-        if staged is not None and staged.save.incarnation == self.disputed:
+        staged = self._facts.newest_staged
+        if staged is not None and staged.save.incarnation == self._facts.disputed:
             return []
         for record in {id(r): r for r in (newest, staged) if r is not None}.values():
             if record.state is not State.DURABLE:
                 self._queue(record, On.ASKED)
-        self.retry_at = None if self.active is None else self.retry_at
+        self._facts.retry_at = None if self._facts.active is None else self._facts.retry_at
         return self.start_drain(now)
 
     def _queue(self, record: Record, on: On) -> None:
         """It is to be drained, from the beginning."""
         record.due, record.reason, record.first_failure = True, "", None
         if SAVE.takes(record.state, on):
-            self.move(record, on)
+            self._facts.move(record, on)
 
     def start_drain(self, now: float) -> list[Action]:
         """Drains the newest staged save if any waits and the store is free; older ones that waited are superseded.
@@ -92,18 +81,18 @@ class Drains(JobState):
         A forced save comes before: it was asked for by name, and there is at most one that waits.
         """
         if (
-            not self.ready
+            not self._facts.ready
             or self.fence.holds_drains
-            or self.active is not None
-            or (self.retry_at is not None and now < self.retry_at)
+            or self._facts.active is not None
+            or (self._facts.retry_at is not None and now < self._facts.retry_at)
         ):
             return []
-        waiting = [r for r in self.of(State.QUEUED) if r.in_memory or not self._inventory.doubts]
-        newest = self.newest_staged
+        waiting = [r for r in self._facts.of(State.QUEUED) if r.in_memory or not self._facts.inventory.doubts]
+        newest = self._facts.newest_staged
         if newest is None:
             reason = "its memory was given up before it was drained"
             return [a for record in waiting for a in self._end(record, On.NO_CHANCE, reason)]
-        if not waiting or newest.save.incarnation == self.disputed:
+        if not waiting or newest.save.incarnation == self._facts.disputed:
             return []
         forced = [r for r in waiting if r.forced and r.in_memory]
         chosen = max(forced, key=lambda r: r.save) if forced else newest
@@ -113,19 +102,19 @@ class Drains(JobState):
                 actions += self._superseded(record)
         if chosen.state not in OPEN:
             return actions
-        self.retry_at = None
+        self._facts.retry_at = None
         if chosen.state is not State.QUEUED:
             chosen.due = True
-            self.move(chosen, On.ITS_TURN)
+            self._facts.move(chosen, On.ITS_TURN)
         return [*actions, *self._begin_drain(chosen, now)]
 
     def _begin_drain(self, record: Record, now: float) -> list[Action]:
-        self.active = record.save
-        self.move(record, On.STORE_FREE)
+        self._facts.active = record.save
+        self._facts.move(record, On.STORE_FREE)
         record.drain_since = now
         record.voters, record.done, record.commit_failures, record.drainers = set(), {}, 0, {}
         for rank, nodes in sorted(record.held.items()):
-            able = nodes & self.links.up
+            able = nodes & self._facts.links.up
             if not able:
                 return self._drain_failed(
                     record, f"node {min(nodes)} does not answer: it has rank {rank}'s segment", now
@@ -149,13 +138,13 @@ class Drains(JobState):
         """A node that drains may not have received it, and one that drains failed for is back."""
         if record := self._waits_for(node):
             return [self._order_drain(record, node)]
-        if self.active not in self.records and self.retry_at is not None:
-            self.retry_at = now
+        if self._facts.active not in self._facts.records and self._facts.retry_at is not None:
+            self._facts.retry_at = now
         return []
 
     def _waits_for(self, node: str) -> Record | None:
         """The drain that runs, while the node has not written its part."""
-        record = self.records.get(self.active) if self.active is not None else None
+        record = self._facts.records.get(self._facts.active) if self._facts.active is not None else None
         waits = (
             record is not None
             and record.state is State.DRAINING
@@ -181,14 +170,14 @@ class Drains(JobState):
 
     def moved(self, node: str, event: ev.DrainMoved) -> list[Action]:
         """Bytes written so far at a node."""
-        if event.save in self.records:
-            self.records[event.save].done[node] = event.nbytes_done
+        if event.save in self._facts.records:
+            self._facts.records[event.save].done[node] = event.nbytes_done
         return []
 
     def voted(self, node: str, save: SaveId, problem: str, now: float) -> list[Action]:
         """A node's files and vote are synced, or why not."""
-        record = self.records.get(save)
-        if record is None or save != self.active or record.state is not State.DRAINING:
+        record = self._facts.records.get(save)
+        if record is None or save != self._facts.active or record.state is not State.DRAINING:
             return []
         if problem:
             return self._drain_failed(record, problem, now)
@@ -198,21 +187,21 @@ class Drains(JobState):
 
     def found_committed(self, save: SaveId) -> list[Action]:
         """The drain found its save committed already: the commit, repeated, confirms it."""
-        record = self.records.get(save)
-        if record is None or save != self.active or record.state is not State.DRAINING:
+        record = self._facts.records.get(save)
+        if record is None or save != self._facts.active or record.state is not State.DRAINING:
             return []
         return self._commit(record, On.VOTES_FOUND)
 
     def _commit(self, record: Record, on: On) -> list[Action]:
-        self.active = record.save
-        self.move(record, on)
+        self._facts.active = record.save
+        self._facts.move(record, on)
         self._asked = self.fence.commit(record.save)
         return [self._asked]
 
     def committed(self, event: ev.CommitEnded, now: float) -> list[Action]:
         """The checkpoint is durable, or why not."""
-        record = self.records.get(event.save)
-        if record is None or event.save != self.active or record.state is not State.COMMITTING:
+        record = self._facts.records.get(event.save)
+        if record is None or event.save != self._facts.active or record.state is not State.COMMITTING:
             return []
         if event.problem:
             record.commit_failures += 1
@@ -221,36 +210,36 @@ class Drains(JobState):
             return self._commit(record, On.AGAIN)  # it was made for the session that this one replaced
         if event.taken_over:
             return [*self._drop_drain(record), *self.superseded_by(event.taken_over)]
-        return [*self._made_durable(record, event.nbytes), *self.start_drain(now)]
+        return self._made_durable(record, event.nbytes)
 
     def superseded_by(self, incarnation: int) -> list[Action]:
         """Another session took the job over: nothing of this one becomes durable any more, whatever lies there."""
         self.fence.taken_over = incarnation
         reason = f"incarnation {incarnation} took the job over"
-        lost = self.of(State.QUEUED, State.DRAINING, *([State.COMMITTING] if self.active is None else []))
+        lost = self._facts.of(State.QUEUED, State.DRAINING, *([State.COMMITTING] if self._facts.active is None else []))
         actions: list[Action] = [Note(job=self._job, text=f"{reason}: what this run saves is not durable any more")]
         for record in lost:  # a commit that is under way has its own answer
-            actions += self._drop_drain(record) if record.save == self.active else []
+            actions += self._drop_drain(record) if record.save == self._facts.active else []
             actions += self._end(record, On.TAKEN_OVER, reason)
         return actions
 
     def _made_durable(self, record: Record, nbytes: int) -> list[Action]:
         save = record.save
-        self.on_store[save] = ev.OnStore(
+        self._facts.on_store[save] = ev.OnStore(
             save, record.world_size, nbytes or record.nbytes, save.dirname, record.compared
         )
         record.error = ""
         actions = self._end(record, On.RENAMED, self.fence.hides(save))
         actions += self._drop_drain(record)
-        self._partials.discard(save)  # it has its final name now
-        for partial in sorted(p for p in self._partials if p < save):
-            self._partials.discard(partial)
+        self._facts.partials.discard(save)  # it has its final name now
+        for partial in sorted(p for p in self._facts.partials if p < save):
+            self._facts.partials.discard(partial)
             actions.append(RemovePartial(job=self._job, save=partial))
-        return [*actions, *self.retire()]
+        return [*actions, *self.retention.retire()]
 
     def _drop_drain(self, record: Record) -> list[Action]:
-        if self.active == record.save:
-            self.active = None
+        if self._facts.active == record.save:
+            self._facts.active = None
         return [self._order(ev.DrainDropped(job=self._job, node=self._node, save=record.save))]
 
     def _drain_failed(self, record: Record, problem: str, now: float) -> list[Action]:
@@ -258,42 +247,38 @@ class Drains(JobState):
         record.failures += 1
         record.first_failure = now if record.first_failure is None else record.first_failure
         pause = min(self._policy.drain_retry_s * 2 ** (record.failures - 1), self._policy.drain_retry_max_s)
-        self.retry_at = now + pause
-        self._partials.add(record.save)  # what it left goes with the next commit, if that is of a newer save
+        self._facts.retry_at = now + pause
+        self._facts.partials.add(record.save)  # what it left goes with the next commit, if that is of a newer save
         note = Note(job=self._job, text=f"drain of {record.save} failed, again in {pause:g} s: {problem}")
         if record.state is State.COMMITTING and record.commit_failures < _COMMIT_TRIES:
             return [note]  # stays active: the commit alone is tried again
         actions: list[Action] = [note]
         late = now - record.first_failure >= self._policy.drain_give_up_s
-        if late or self.fence.taken_over or not (record.in_memory or self._inventory.doubts):
+        if late or self.fence.taken_over or not (record.in_memory or self._facts.inventory.doubts):
             record.due = False
             actions += self._end(record, On.HOPELESS, problem)
         else:
-            self.move(record, On.BROKEN)
+            self._facts.move(record, On.BROKEN)
         return [*actions, *self._drop_drain(record)]
 
     def _superseded(self, record: Record) -> list[Action]:
         """The save's turn is over before it came; the newest takes it."""
-        newest = self.newest_staged
+        newest = self._facts.newest_staged
         if newest is not None and newest.state is State.KEPT:
             self._queue(newest, On.ITS_TURN)
         reason = f"{newest.save if newest else 'a newer save'} was staged before its drain began"
         return self._end(record, On.OUTRUN, reason + (f"; last error: {record.error}" if record.error else ""))
 
-    def retire(self) -> list[Action]:
-        """Removes what retention no longer keeps."""
-        return self.retention.retire(self.on_store)
-
     def removed(self, event: ev.CheckpointRemoved) -> list[Action]:
         """A removal ended."""
         if not event.problem and not event.pinned:
-            self.on_store.pop(event.save, None)
+            self._facts.on_store.pop(event.save, None)
         return self.retention.removed(event)
 
     # --- ends
 
     def _end(self, record: Record, on: On, reason: str) -> list[Action]:
-        self.move(record, on)
+        self._facts.move(record, on)
         record.reason = reason
         return self._tell_end(record)
 

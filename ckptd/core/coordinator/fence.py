@@ -8,18 +8,19 @@ from collections.abc import Collection, Iterable
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Claim, Commit
-from ckptd.shared.base.ids import NO_RUN, JobKey, Run, RunId, SaveId
+from ckptd.core.coordinator.job_state import JobState
+from ckptd.shared.base.ids import NO_RUN, Run, RunId, SaveId
 
 
 class Fence:
     """One session's. What is drained goes to the store that was seen, and to no other at its path."""
 
-    def __init__(self, job: JobKey) -> None:
-        self._job = job
+    def __init__(self, facts: JobState) -> None:
+        self._job = facts.job
+        self._over = facts.session
         self._incarnation = 0
         self._run: RunId = NO_RUN
         self._recorded = set[Run]()  # numbers with a record on the store
-        self.void: tuple[str, ...] = ()  # sessions that are over, and take nothing over: see Sessions.void
         self._seen: tuple[ev.Recorded, ...] = ()  # records, at the last look
         self._asked = 0  # the number that a look under way puts on record
         self._lost = 0  # the number that was made up, if the store had given it to another run of the job
@@ -32,6 +33,11 @@ class Fence:
         self._incarnation, self._run, self._session, self.taken_over = incarnation, run, session, 0
 
     @property
+    def void(self) -> tuple[str, ...]:
+        """Sessions that are over, and take nothing over."""
+        return self._over.void
+
+    @property
     def present(self) -> Run:
         """In whose name commits are made."""
         return self._incarnation, self._run
@@ -39,6 +45,10 @@ class Fence:
     def recorded(self, runs: Iterable[Run]) -> None:
         """These numbers have their records on the store."""
         self._recorded |= set(runs)
+
+    def saw(self, store_id: str) -> None:
+        """This store answered."""
+        self.store_id = store_id or self.store_id
 
     @property
     def claim(self) -> Claim | None:

@@ -24,6 +24,7 @@ class InventoryBarrier:
         self._called = False
         self._late_at: float | None = None
         self._late = False  # nodes outside have had their time
+        self.settled = 0  # how often doubts ended
         self.doubts = True  # a silent node may still complete what looks useless
 
     def born(self, others: set[str]) -> None:
@@ -90,24 +91,20 @@ class InventoryBarrier:
         """What silent nodes may have is taken for lost."""
         self._silent = set()
 
-    def settle(self) -> bool:
-        """Whether the doubts end with this: nobody is silent any more."""
-        ends = self.doubts and self._called and not self._silent
-        if ends:
+    def settle(self) -> None:
+        """The doubts end if no node is silent any more."""
+        if self.doubts and self._called and not self._silent:
             self.doubts, self._late_at = False, None
-        return ends
+            self.settled += 1
 
     def next_deadline(self) -> float | None:
         """When somebody has been waited for long enough."""
         awaited_until = self._awaited_until if self._awaited else None
         return min((t for t in (awaited_until, self._late_at) if t is not None), default=None)
 
-    def tick(self, now: float) -> bool:
-        """Whether nodes are waited for no longer, of one kind or the other."""
-        gone = bool(self._awaited) and now >= self._awaited_until
-        late = self._late_at is not None and now >= self._late_at
-        if gone:
+    def tick(self, now: float) -> None:
+        """Nodes are waited for no longer, of one kind or the other."""
+        if self._awaited and now >= self._awaited_until:
             self._awaited = set()
-        if late:
+        if self._late_at is not None and now >= self._late_at:
             self._late, self._late_at = True, None
-        return gone or late

@@ -5,15 +5,22 @@ A turn costs what changed, not what the job has: what lies where is kept both wa
 
 from collections import Counter
 from collections.abc import Collection, Container
+from typing import TYPE_CHECKING
 
 from ckptd.core import events as ev
 from ckptd.core.coordinator.chunks import Chunks
+from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
 from ckptd.core.coordinator.save_record import Record
 from ckptd.core.coordinator.save_states import ON_STORE_WAY, SAVE, WHOLE, On, State
-from ckptd.core.links import Links
+from ckptd.core.coordinator.sessions import Sessions
+from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey, Run, SaveId
 from ckptd.shared.format.replica_attestations import doubt
 from ckptd.shared.protocol.messages import End, Progress
+
+if TYPE_CHECKING:
+    from ckptd.core.coordinator.restores import Restores
+    from ckptd.core.preemption import Preemption
 
 MAX_RECORDS = 64
 
@@ -21,17 +28,31 @@ MAX_RECORDS = 64
 class JobState:
     """Records by save, what lies at which node, and the committed checkpoints on the store."""
 
-    def __init__(self, job: JobKey, node: str, links: Links) -> None:
-        self.links = links
-        self.incarnation = 0  # the job's present one
+    def __init__(self, job: JobKey, node: str, policy: Policy, session: Sessions, inventory: InventoryBarrier) -> None:
+        self.job, self.node, self.policy = job, node, policy
+        self.session = session
+        self.links = session.links
+        self.inventory = inventory
         self.chunks = Chunks(job, node)
+        self.restore: Restores  # both are given by the coordinator
+        self.preemption: Preemption
+        # of the store
+        self.ready = False  # it was seen once: what is durable already is known, so drains may begin
+        self.store_problem = ""  # of the last look
+        self.silent_since: float | None = None  # it was asked then, and has never answered
+        self.on_store: dict[SaveId, ev.OnStore] = {}
+        self.partials: set[SaveId] = set()  # unfinished directories there
+        self.disputed = -1  # an incarnation number that an older run on the store has too
+        self.active: SaveId | None = None  # being drained or committed
+        self.retry_at: float | None = None  # no drain begins, no commit is made again before
+        # of the saves
+        self.incarnation = 0  # of those that are made now
+        self.awaited: Container[SaveId] = ()  # not whole as far as is known, but more may be found
         self.records: dict[SaveId, Record] = {}
         self._in: dict[State, dict[SaveId, Record]] = {state: {} for state in State}
         self._at: dict[str, dict[SaveId, set[int]]] = {}  # node -> ranks whose segments it has, by save
         self._in_order: dict[tuple[Run, int], set[SaveId]] = {}  # by owner and counter
         self._past: Counter[End] = Counter()  # of records that were dropped
-        self.on_store: dict[SaveId, ev.OnStore] = {}
-        self.active: SaveId | None = None  # being drained or committed
         self._newest: Record | None = None  # of newest_staged
         self._newest_is_known = True
 
@@ -120,7 +141,8 @@ class JobState:
         others = self._in_order.get((save.owner, save.counter), set()) - {save}
         return self.records[min(others, key=lambda other: other.step)] if others else None
 
-    def _record(self, save: SaveId, world_size: int, now: float) -> Record:
+    def record_of(self, save: SaveId, world_size: int, now: float) -> Record:
+        """Of a save that is known, or is from now on. world_size 0: not known."""
         if save not in self.records:
             record = self.records[save] = Record(save, world_size, now)
             assert SAVE.after(None, On.BEGUN) is record.state  # noqa: S101 - as its table says
@@ -132,6 +154,18 @@ class JobState:
             record.world_size = world_size
             self._newest_is_known = False
         return record
+
+    @property
+    def judged_incomplete(self) -> list[Record]:
+        """Those that wait for ranks, and of which is known what there is.
+
+        What was found may be whole with what a silent node has.
+        """
+        return [
+            r
+            for r in self.of(State.STAGING)
+            if not (r.adopted and self.inventory.doubts) and r.save not in self.awaited
+        ]
 
     @property
     def anything_held(self) -> bool:
@@ -183,7 +217,7 @@ class JobState:
         """What a rank that comes back must learn about the saves of its incarnation."""
         return tuple(
             Progress(
-                save=r.save, milestone=r.milestone, end=r.end, reason=r.reason, mismatched=r.mismatched, where=r.where
+                save=r.save, milestone=r.milestone, end=r.end, reason=r.why, mismatched=r.mismatched, where=r.where
             )
             for r in self.records.values()
             if r.save.incarnation == incarnation

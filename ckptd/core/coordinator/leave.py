@@ -1,78 +1,82 @@
-"""When the memory of a job that nobody runs any more is given back. Pure."""
+"""When the memory of a job that no process runs any more is given back. Pure."""
 
-from ckptd.core import events as ev
-from ckptd.core.actions import Action, ToNode
-from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
-from ckptd.core.coordinator.parity_scheduler import ParityScheduler
+import enum
+
+from ckptd.core.coordinator.departures import How
+from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.save_states import State
-from ckptd.core.coordinator.saves import Saves
-from ckptd.core.coordinator.sessions import Sessions
-from ckptd.core.policy import Policy
-from ckptd.shared.base.ids import JobKey
+
+
+class Verdict(enum.Enum):
+    """What becomes of the memory now."""
+
+    STAYS = enum.auto()
+    DRAINED = enum.auto()  # the only copy of the newest: its drain is tried again
+    RELEASED = enum.auto()
 
 
 class Leave:
     """A job that every rank closed: once its newest checkpoint is durable. One that crashed: after orphan_ttl_s."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the tables that decide it
-        self,
-        job: JobKey,
-        node: str,
-        policy: Policy,
-        sessions: Sessions,
-        saves: Saves,
-        parity: ParityScheduler,
-        inventory: InventoryBarrier,
-    ) -> None:
-        self._job = job
-        self._node = node
-        self._policy = policy
-        self._sessions = sessions
-        self._saves = saves
-        self._parity = parity
-        self._inventory = inventory
-        self.orphaned_at: float | None = None  # when the last rank ended without closing
-        self.crashed = False  # some rank of the session ended without closing
+    def __init__(self, facts: JobState) -> None:
+        self._facts = facts
+        self._session = facts.session
+        self._orphaned_at: float | None = None  # when the last rank ended without closing
+        self._crashed = False  # some rank of the session ended without closing
         self.closing = False  # every rank closed: free the memory once durable
 
-    def stay(self) -> None:
-        """Ranks belong to the job."""
-        self.closing, self.orphaned_at = False, None
+    def new_session(self) -> None:
+        """None of its ranks has ended."""
+        self._crashed = False
+
+    def adopted(self, now: float) -> None:
+        """Memory of the job was found at start."""
+        self._orphaned_at = now
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether no rank is in, and the job was not closed."""
+        return self._orphaned_at is not None
+
+    def left(self, how: How) -> None:
+        """A rank of the session ended."""
+        self._crashed |= how is How.ENDED
 
     def stranger_left(self, now: float) -> None:
         """A rank that was not in ended; perhaps it was the last that might have had a use for what lies here."""
-        if not self._sessions.attended and not self.closing and self.orphaned_at is None:
-            self.orphaned_at = now
+        if not self._session.attended and not self.closing and self._orphaned_at is None:
+            self._orphaned_at = now
 
     def all_left(self, now: float) -> None:
-        """Nobody is in any more, as far as nodes answer."""
-        self.orphaned_at = now
-        self.closing = not self.crashed and not self._sessions.members
+        """No rank is in any more, as far as nodes answer."""
+        self._orphaned_at = now
+        self.closing = not self._crashed and not self._session.members
 
-    def when_safe(self, now: float) -> list[Action]:
+    def react(self, now: float) -> Verdict:
         """A closed job's memory is free once its newest checkpoint is durable; a crashed one's after orphan_ttl_s."""
+        if self._session.attended:
+            self.closing, self._orphaned_at = False, None
+        facts = self._facts
         expired = self.until is not None and now >= self.until
-        if self._sessions.peopled or not (self.closing or expired):
-            return []
-        went_on = any(save.incarnation == self._sessions.incarnation for save in self._saves.on_store)
-        newer = self._inventory.doubts_of(self._sessions.nodes) if went_on else self._inventory.doubts
+        if not (self.closing or expired) or self._session.peopled:
+            return Verdict.STAYS
+        went_on = any(save.incarnation == self._session.incarnation for save in facts.on_store)
+        newer = facts.inventory.doubts_of(self._session.nodes) if went_on else facts.inventory.doubts
         if newer and not expired:
-            return []  # a node that has not said yet what it has may have what is newer than all that is known
-        newest = self._saves.newest_staged
+            return Verdict.STAYS  # a node that has not said yet what it has may have what is newer
+        newest = facts.newest_staged
         if newest is not None and newest.state is State.FAILED and not expired:
-            return self._saves.drain_newest(now)  # the only copy: it is tried until the memory must go
+            return Verdict.DRAINED
         waits = newest is not None and newest.state is not State.DURABLE
-        if self._saves.active is not None or (waits and not expired):
-            return []
-        self.closing, self.orphaned_at = False, None
-        self._parity.released()
-        self._saves.known_nodes(())
-        return [ToNode(job=self._job, message=ev.JobReleased(job=self._job, node=self._node))]
+        if facts.active is not None or (waits and not expired):
+            return Verdict.STAYS
+        self.closing, self._orphaned_at = False, None
+        return Verdict.RELEASED
 
     @property
     def until(self) -> float | None:
         """When the memory of a crashed job is given up; None while anybody may want it, or a drain reads it."""
-        if self.orphaned_at is None or self._sessions.wanted or self._saves.active is not None:
+        if self._orphaned_at is None or self._session.wanted or self._facts.active is not None:
             return None
-        held = self._saves.anything_held  # else it is only room, kept for a launcher that tries again at once
-        return self.orphaned_at + (self._policy.orphan_ttl_s if held else self._policy.empty_ttl_s)
+        held, policy = self._facts.anything_held, self._facts.policy
+        return self._orphaned_at + (policy.orphan_ttl_s if held else policy.empty_ttl_s)  # mere room: a launcher's

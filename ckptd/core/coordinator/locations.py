@@ -1,15 +1,11 @@
 """From where each rank can have its segment of a save: its node's arena, a peer's, parity, the store. Pure."""
 
-from collections.abc import Callable
-
 from ckptd.core import events as ev
-from ckptd.core.coordinator.chunks import Chunks
+from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.save_record import Record
-from ckptd.core.coordinator.saves import Saves
-from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.base.ids import SaveId
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.protocol.messages import Tier
-from ckptd.shared.protocol.topology import Topology
 
 Damage = set[tuple[SaveId, Tier, int]]
 
@@ -17,14 +13,9 @@ Damage = set[tuple[SaveId, Tier, int]]
 class Routes:
     """What the coordinator knows of segments and parity, asked rank by rank."""
 
-    def __init__(
-        self, job: JobKey, saves: Saves, parity: Chunks, node: str, topology: Callable[[], Topology | None]
-    ) -> None:
-        self._job = job
-        self._saves = saves
-        self._parity = parity
-        self._topology = topology
-        self._node = node
+    def __init__(self, facts: JobState) -> None:
+        self._job, self._node = facts.job, facts.node
+        self._saves, self._parity = facts, facts.chunks
 
     def candidates(self) -> set[SaveId]:
         """Saves that were whole in memory once, as far as is known, and of which something is left there."""
@@ -41,7 +32,7 @@ class Routes:
 
     def home(self, rank: int) -> str:
         """The node where the rank runs now."""
-        topology = self._topology()
+        topology = self._saves.session.topology
         if topology is None:
             return self._node
         return topology.home(rank % len(topology.homes))

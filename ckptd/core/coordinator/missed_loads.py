@@ -2,46 +2,69 @@
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToNode
-from ckptd.core.coordinator.restores import Restores
-from ckptd.core.coordinator.sessions import Sessions
+from ckptd.core.coordinator.job_state import JobState
 
 
 class MissedLoads:
     """Nodes get it as soon as they report; ranks get it when they ask."""
 
-    def __init__(self, node: str) -> None:
-        self._node = node
+    def __init__(self, facts: JobState) -> None:
+        self._facts = facts
         self._incarnations: dict[str, int] = {}  # the largest that each node knows of
-        self.ranks: set[int] = set()  # that came back from before the load that was agreed
-        self.told: set[str] = set()  # nodes that missed the end of a load and received it since
+        self._ranks: set[int] = set()  # that came back from before the load that was agreed
+        self._told: set[str] = set()  # nodes that missed the end of a load and received it since
         self._sent: ev.LoadOrdered | None = None  # all nodes that had reported were looked at for this one
-        self.asked_here = False  # a rank has asked for a load since this daemon started
+        self._asked_here = False  # a rank has asked for a load since this daemon started
 
     def new_session(self) -> None:
-        """Loads of the one before concern nobody any more."""
-        self.ranks, self.told = set(), set()
+        """Loads of the one before concern no process any more."""
+        self._ranks, self._told = set(), set()
 
-    def catch_up(self, node: str, event: ev.NodeHas, restores: Restores, sessions: Sessions) -> list[Action]:
-        """Sends the end of a load to a node that missed it; takes it from one, if this daemon has restarted since."""
-        ours = event.resumed is not None and sessions.session in ("", event.session)
-        if ours and (restores.agreed is None or event.incarnation > restores.agreed.incarnation):
-            restores.agreed = ev.LoadOrdered(
-                job=event.job,
-                node=self._node,
-                incarnation=event.incarnation,
-                run=event.run,
-                save=event.resumed,
-                agreed=True,
-            )
-            if not self.asked_here:
-                restores.forget_round()
+    def came_back(self, rank: int) -> None:
+        """The rank's daemon ended before it received the end of the load that was agreed."""
+        self._ranks.add(rank)
+
+    def asked(self, node: str, event: ev.LoadAsked) -> list[Action] | None:
+        """The answer to a rank whose load has ended already; None: it asks for a new one."""
+        if not event.request and node in self._told:
+            return []  # it was answered before it was said again
+        agreed = self._facts.restore.agreed
+        if event.rank in self._ranks and agreed is not None:
+            self._ranks.discard(event.rank)
+            return [ToNode(job=event.job, node=node, message=agreed)]
+        self._asked_here |= event.request > 0
+        return None
+
+    def ended_before(self, event: ev.NodeHas) -> ev.LoadOrdered | None:
+        """The load that a node's job began with, of which this daemon does not know, since it restarted."""
+        agreed, session = self._facts.restore.agreed, self._facts.session.session
+        if event.resumed is None or session not in ("", event.session):
+            return None
+        if agreed is not None and event.incarnation <= agreed.incarnation:
+            return None
+        return ev.LoadOrdered(
+            job=event.job,
+            node=self._facts.node,
+            incarnation=event.incarnation,
+            run=event.run,
+            save=event.resumed,
+            agreed=True,
+        )
+
+    @property
+    def asked_here(self) -> bool:
+        """Whether a rank has asked for a load since this daemon started."""
+        return self._asked_here
+
+    def catch_up(self, node: str, event: ev.NodeHas) -> list[Action]:
+        """Sends the end of a load to nodes that missed it."""
         self._incarnations[node] = event.incarnation
-        if (agreed := restores.agreed) is None:
+        if (agreed := self._facts.restore.agreed) is None:
             return []
         known = self._incarnations if agreed is not self._sent else {node: event.incarnation}
         self._sent = agreed
         late = [n for n, number in known.items() if number < agreed.incarnation]
-        late = [n for n in late if n in sessions.nodes]
-        self.told |= set(late)
+        late = [n for n in late if n in self._facts.session.nodes]
+        self._told |= set(late)
         self._incarnations |= dict.fromkeys(late, agreed.incarnation)
         return [ToNode(job=event.job, node=n, message=agreed) for n in late]

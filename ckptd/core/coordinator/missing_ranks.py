@@ -10,11 +10,9 @@ from dataclasses import dataclass
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToNode
-from ckptd.core.coordinator.restores import Restores
+from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.save_record import Record
-from ckptd.core.coordinator.saves import Saves
-from ckptd.core.coordinator.sessions import Sessions
-from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.base.ids import SaveId
 from ckptd.shared.base.wording import named_ranks, ranges
 
 SILENT_S = 5.0
@@ -32,21 +30,19 @@ class LoadWaits:
     ``cause`` says why these ranks are missing, which ranks call what, and where the missing ones run.
     """
 
-    def __init__(
-        self, job: JobKey, node: str, sessions: Sessions, restores: Restores, cause: Callable[[Sequence[int], str], str]
-    ) -> None:
-        self._job, self._node = job, node
-        self._sessions, self._restores, self._cause = sessions, restores, cause
+    def __init__(self, facts: JobState, cause: Callable[[Sequence[int], str], str]) -> None:
+        self._facts, self._sessions, self._cause = facts, facts.session, cause
+        self._job, self._node = facts.job, facts.node
         self._said = -1.0  # since when the load waits that was spoken of last
 
     def next_deadline(self) -> float | None:
         """When tick has something to do."""
-        since, _ = self._restores.callers
+        since, _ = self._facts.restore.callers
         return None if since is None or since == self._said else since + SILENT_S
 
     def tick(self, now: float) -> list[Action]:
         """Notifies the lowest rank that waits of those that have not called."""
-        due, (since, callers) = self.next_deadline(), self._restores.callers
+        due, (since, callers) = self.next_deadline(), self._facts.restore.callers
         if due is None or since is None or now < due:
             return []
         self._said = since
@@ -77,10 +73,10 @@ class _Said:
 class MissingRanks:
     """Of the saves of one job, and of its load. Its facts are those of sessions, saves and load."""
 
-    def __init__(self, job: JobKey, node: str, sessions: Sessions, saves: Saves, restores: Restores) -> None:
-        self._job, self._node = job, node
-        self._sessions, self._saves = sessions, saves
-        self._load = LoadWaits(job, node, sessions, restores, self._cause)
+    def __init__(self, facts: JobState) -> None:
+        self._facts, self._sessions = facts, facts.session
+        self._job, self._node = facts.job, facts.node
+        self._load = LoadWaits(facts, self._cause)
         self._said: dict[SaveId, _Said] = {}
         self._awaited: dict[str, frozenset[int]] = {}  # node -> ranks there for which memory is being allocated
         self._granted: dict[int, float] = {}  # rank -> when that ended, while it may still copy its state
@@ -112,19 +108,19 @@ class MissingRanks:
             said = _Said(self._text(record), self._are_idle(record, now), now + SILENT_S)
             self._said[record.save] = said
             if before is None or (before.text, before.idle) != (said.text, said.idle):
-                record.reason = said.text
+                record.waits_for = said.text
                 actions += self._notify(record, idle=said.idle)
         return actions
 
     def _waiting(self) -> list[Record]:
         """Saves of this incarnation that some rank has delivered, and not all."""
         ours = self._sessions.incarnation
-        incomplete = [r for r in self._saves.judged_incomplete if r.save.incarnation == ours and r.delivered]
+        incomplete = [r for r in self._facts.judged_incomplete if r.save.incarnation == ours and r.delivered]
         return [r for r in incomplete if not r.adopted or self._still_waits(r)]
 
     def _still_waits(self, found: Record) -> bool:
         """Whether a half that was found at start waits for ranks: they are here, and it is no rest of an older save."""
-        newest = self._saves.newest_staged
+        newest = self._facts.newest_staged
         return self._sessions.peopled and (newest is None or newest.save < found.save)
 
     def _due(self, record: Record, waiting: Sequence[Record]) -> float:
@@ -138,7 +134,7 @@ class MissingRanks:
 
     def _notify(self, record: Record, *, idle: bool) -> list[Action]:
         nodes = sorted({node for nodes in record.held.values() for node in nodes})
-        order = ev.SaveWaits(job=self._job, node=self._node, save=record.save, reason=record.reason, idle=idle)
+        order = ev.SaveWaits(job=self._job, node=self._node, save=record.save, reason=record.waits_for, idle=idle)
         return [ToNode(job=self._job, node=node, message=order) for node in nodes]
 
     def _text(self, record: Record) -> str:

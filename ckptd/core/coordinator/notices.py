@@ -6,11 +6,10 @@ from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, ToRank
+from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.save_record import Record
 from ckptd.core.coordinator.save_states import State
-from ckptd.core.coordinator.saves import Saves
-from ckptd.core.coordinator.sessions import Sessions
-from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.base.ids import SaveId
 
 _AGAIN_AND_AGAIN = 3  # saves that were superseded; fewer may be one slow drain
 _LAST = 8  # saves whose distance counts
@@ -28,8 +27,9 @@ _WAYS_OUT = (
 class Notices:
     """Of one job, as its coordinator sees it."""
 
-    def __init__(self, job: JobKey, sessions: Sessions, saves: Saves, arena: str = "") -> None:
-        self._job, self._sessions, self._saves, self._arena = job, sessions, saves, arena
+    def __init__(self, facts: JobState) -> None:
+        self._facts, self._job, self._arena = facts, facts.job, facts.policy.arena
+        self._sessions = facts.session
         self._session = ""  # the one that what was said was said to
         self._said: set[str] = set()
         self._drain: tuple[SaveId, float] | None = None  # that runs, and since when
@@ -50,7 +50,7 @@ class Notices:
     def tick(self, now: float) -> list[Action]:
         """Looks at what has become of the saves: whether their drains fail, or the store is slower than they come."""
         self._time_drains(now)
-        ours = [r for r in self._saves.records.values() if r.due and r.save.incarnation == self._saves.incarnation]
+        ours = [r for r in self._facts.records.values() if r.due and r.save.incarnation == self._facts.incarnation]
         return [*self._failing(ours), *self._slow(ours, now)]
 
     def _failing(self, ours: list[Record]) -> list[Action]:
@@ -87,12 +87,12 @@ class Notices:
         return self._say("slow store", max(r.save for r in passed_over), text)
 
     def _time_drains(self, now: float) -> None:
-        active = self._saves.active
+        active = self._facts.active
         if self._drain is not None and self._drain[0] != active:
-            record = self._saves.records.get(self._drain[0])
+            record = self._facts.records.get(self._drain[0])
             if record is not None and record.state is State.DURABLE:
                 self._took_s = now - self._drain[1]
-        record = self._saves.records.get(active) if active is not None else None
+        record = self._facts.records.get(active) if active is not None else None
         self._drain = (record.save, record.drain_since) if record is not None else None
 
     def _say(self, what: str, save: SaveId, text: str, *, noted: bool = False, stuck: str = "") -> list[Action]:
@@ -105,7 +105,7 @@ class Notices:
         actions: list[Action] = [] if noted else [Note(job=self._job, text=text)]
         if 0 not in self._sessions.members:
             return actions
-        news = next(one for one in self._saves.known(save.incarnation) if one.save == save)
+        news = next(one for one in self._facts.known(save.incarnation) if one.save == save)
         session = self._sessions.session
         return [
             *actions,

@@ -9,9 +9,8 @@ from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.protection_states import PROTECTION, Encoding, EncodingOn
 from ckptd.core.coordinator.protection_view import ProtectionView, view_of
 from ckptd.core.coordinator.save_record import Record, newest_whole, obsolete_since
-from ckptd.core.policy import Policy
 from ckptd.core.redundancy_sets import redundancy_sets
-from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.topology import Topology
 
@@ -19,12 +18,9 @@ from ckptd.shared.protocol.topology import Topology
 class ParityScheduler:
     """What is being encoded, and what is protected. Its column of the facts: ``protected`` of the saves."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy, facts: JobState) -> None:
-        self._job = job
-        self._node = node
-        self._policy = policy
-        self._facts = facts
-        self._chunks = facts.chunks
+    def __init__(self, facts: JobState) -> None:
+        self._facts, self._chunks = facts, facts.chunks
+        self._job, self._node, self._policy = facts.job, facts.node, facts.policy
         self.topology: Topology | None = None  # of the sets that encode
         self.epoch = 0
         self.states: dict[Key, Encoding] = {}
@@ -35,6 +31,7 @@ class ParityScheduler:
         self._retry_at: float | None = None
         self._sets: dict[str, tuple[str, ...]] = {}
         self._ranks: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}  # by set, of each member
+        self._weighed: tuple[SaveId | None, SaveId | None, int] | None = None  # when it was asked what is of no use
         self._placed: tuple[SaveId, int, bool] | None = None  # the last answer of _is_placed, and for which holdings
 
     @property
@@ -57,8 +54,19 @@ class ParityScheduler:
         if after is not None:
             self.states[key] = after
 
-    def opened(self, topology: Topology | None, epoch: int) -> None:
-        """The job runs on these nodes now."""
+    def react(self, now: float) -> list[Action]:
+        """What follows from the facts, as they are now."""
+        self._follow()
+        newest, facts = self._facts.newest_staged, self._facts
+        weighed = (newest.save if newest is not None else None, facts.restore.settled, facts.inventory.settled)
+        if facts.inventory.doubts or weighed == self._weighed:
+            return self.advance(now)
+        self._weighed = weighed
+        return [*self.obsolete(facts.restore.settled), *self.advance(now)]
+
+    def _follow(self) -> None:
+        """The sets are those of the nodes on which the job runs now."""
+        topology, epoch = self._facts.session.topology, self._facts.session.epoch
         if (topology, epoch) == (self.topology, self.epoch):
             return
         self._end_active(EncodingOn.GIVEN_UP)
@@ -68,14 +76,15 @@ class ParityScheduler:
         ranks = topology.by_node() if topology is not None else {}
         self._ranks = {members: tuple(ranks[member] for member in members) for members in sets}
 
-    def found(self, node: str, now: float) -> list[Action]:
+    def found(self, node: str) -> list[Action]:
         """A node has reported its parity. It may have missed what was ordered or reached."""
+        self._follow()
         if not self.on or node not in self._sets:
             return []
         if self.newest is None:  # an earlier process of this coordinator may have seen it protected
             for key in self._chunks.of(node):
                 if key[1] == self.epoch and self._chunks.lies_at_all(key, self._sets):
-                    return [*self._protected(key, EncodingOn.FOUND), *self.advance(now)]
+                    return self._protected(key, EncodingOn.FOUND)
         if self.active is not None:
             self._done.discard(node)
         return self.peer_up(node)
@@ -135,12 +144,12 @@ class ParityScheduler:
             pause = min(self._policy.drain_retry_s * 2 ** min(self._failures, 10), self._policy.drain_retry_max_s)
             self._retry_at = now + pause
             note = Note(job=self._job, text=f"{event.save} is not protected yet: {node}: {event.problem}")
-            return [note, *self.advance(now)]
+            return [note]
         if self.problems.pop(node, "") and not self.problems:
             self._move(key, EncodingOn.MENDED)
         self._done.add(node)
         if len(self._done) == len(self._sets):
-            return [*self._protected(key, EncodingOn.SEALED), *self.advance(now)]
+            return self._protected(key, EncodingOn.SEALED)
         return []
 
     def _describe(self, node: str, key: Key) -> ev.HeldChunk:

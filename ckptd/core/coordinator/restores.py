@@ -20,40 +20,25 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, TakeIncarnation, ToNode
 from ckptd.core.coordinator.departures import Departure
 from ckptd.core.coordinator.empty_loads import Asked, Found, Reason, Refusal, answer
+from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.load_round import Round
 from ckptd.core.coordinator.locations import Routes
 from ckptd.core.coordinator.save_record import few
-from ckptd.core.coordinator.saves import Saves
-from ckptd.core.coordinator.sessions import Sessions
 from ckptd.core.coordinator.strangers import Strangers
-from ckptd.core.policy import Policy
-from ckptd.shared.base.ids import JobKey, RunId, SaveId
+from ckptd.shared.base.ids import RunId, SaveId
 from ckptd.shared.protocol.messages import Tier
 
 
 class Restores:
     """The one load that may run in a job."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the coordinator's machines
-        self,
-        job: JobKey,
-        node: str,
-        policy: Policy,
-        sessions: Sessions,
-        saves: Saves,
-        routes: Routes,
-        strangers: Strangers,
-    ) -> None:
-        self._job = job
-        self._node = node
-        self._policy = policy
-        self._sessions = sessions
-        self._saves = saves
+    def __init__(self, facts: JobState, routes: Routes, strangers: Strangers) -> None:
+        self._job, self._node, self._policy = facts.job, facts.node, facts.policy
+        self._sessions, self._saves = facts.session, facts
         self._routes = routes
         self._strangers = strangers
         self._lineage = strangers.lineage
         self.agreed: ev.LoadOrdered | None = None  # the last load that this session agreed on, or that found nothing
-        self._blind = False  # some node has not yet said what it has
         self._round: Round | None = None
         self.settled: SaveId | None = None  # the newest that could be restored, and was, in this session
         self._ended = "no load is running"  # the answer to a rank that reports on a finished one
@@ -126,7 +111,7 @@ class Restores:
         r.incarnation, r.scan = None, None
         return True
 
-    def store_moved(self, now: float) -> list[Action]:
+    def _store_moved(self, now: float) -> list[Action]:
         """More is known of the store than before; perhaps about what the load waits for."""
         awaited = self._round.awaited if self._round is not None else None
         if self._round is None or awaited is None:
@@ -138,17 +123,30 @@ class Restores:
 
     def _choose_when_ready(self, now: float) -> list[Action]:
         r = self._round
-        ready = r is not None and r.undecided and len(r.asked) >= self._world_size and not self._blind
+        ready = r is not None and r.undecided and len(r.asked) >= self._world_size and self._saves.inventory.complete
         return self._choose(r, now) if r is not None and ready else []
 
-    def blind(self) -> None:
-        """Nodes have still to say what they have."""
-        self._blind = True
+    def react(self, now: float) -> list[Action]:
+        """What follows from the facts, as they are now."""
+        return [*self._hopeless(), *self._store_moved(now), *self._choose_when_ready(now)]
 
-    def go_on(self, now: float) -> list[Action]:
-        """All nodes that answer have said what they have."""
-        self._blind = False
-        return self._choose_when_ready(now)
+    def new_session(self) -> list[Action]:
+        """Another session is the job now."""
+        self.settled = None
+        if self.agreed is not None and self.agreed.incarnation < self._sessions.incarnation:
+            self.agreed = None
+        return self._refuse("stale", "another session took the job over", "") if self._round is not None else []
+
+    def resumed(self, order: ev.LoadOrdered, *, asked_here: bool) -> None:
+        """A load had ended before this daemon started. asked_here: a rank has asked for one since."""
+        self.agreed = order
+        if not asked_here:
+            self._round = None  # the load that seemed to begin is one that has ended before
+
+    @property
+    def awaited(self) -> SaveId | None:
+        """The checkpoint that must be on the store first."""
+        return self._round.awaited if self._round is not None else None
 
     def _choose(self, r: Round, now: float) -> list[Action]:
         candidates = self._candidates(r)
@@ -221,10 +219,6 @@ class Restores:
             return r.moved.get((save, rank, self._routes.home(rank)), Tier.ARENA), None
         return route
 
-    def forget_round(self) -> None:
-        """The load that seemed to begin is one that has ended before."""
-        self._round = None
-
     def _have_whole(self, r: Round, save: SaveId, now: float) -> list[Action] | None:
         """Has all segments brought to every node, then all ranks read there. None: not in memory, or not by all.
 
@@ -271,7 +265,7 @@ class Restores:
         if self._saves.newest_staged is not self._saves.records[save]:
             return None
         r.awaited, r.since = save, now
-        return self._saves.drain_newest(now)
+        return []  # the drain follows
 
     def _not_drained(self, r: Round, save: SaveId) -> Reason:
         """Why a checkpoint that must be on the store cannot come there."""
@@ -369,14 +363,10 @@ class Restores:
             "restore", f"node {node} does not answer, where ranks {few(ranks)} run", "start the job again"
         )
 
-    def hopeless(self, why: str) -> list[Action]:
-        """Some rank will never join, if why is not empty."""
+    def _hopeless(self) -> list[Action]:
+        """Some rank will never join."""
+        why = self._sessions.incomplete
         return self._refuse("restore", why, "start all ranks again, alike") if why and self._round is not None else []
-
-    def replaced(self) -> list[Action]:
-        """Another session is the job now."""
-        self.settled = None
-        return self._refuse("stale", "another session took the job over", "") if self._round is not None else []
 
     def next_deadline(self) -> float | None:
         """When ranks that wait for others have waited long enough."""

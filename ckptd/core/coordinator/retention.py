@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, RemoveCheckpoint
-from ckptd.shared.base.ids import JobKey, Run, SaveId
+from ckptd.core.coordinator.job_state import JobState
+from ckptd.shared.base.ids import Run, SaveId
 
 
 def superfluous(
@@ -34,18 +35,23 @@ def removed_by_others(known: Iterable[SaveId], found: Collection[SaveId], presen
 class Retention:
     """Removals of one job's committed checkpoints."""
 
-    def __init__(self, job: JobKey, keep_last: int, keep_every: int = 0) -> None:
-        self._job = job
-        self._keep_last, self._keep_every = keep_last, keep_every
+    def __init__(self, facts: JobState) -> None:
+        self._facts = facts
+        self._job = facts.job
         self._removing: set[SaveId] = set()
-        self.hold = False  # a load reads from the store just now
+        self._held = False  # a load read from the store when this was asked last
 
-    def retire(self, committed: Collection[SaveId]) -> list[Action]:
-        """Removes what is superfluous."""
-        if self.hold:
+    def after_loads(self) -> list[Action]:
+        """Removes what had to stay for a load that has ended."""
+        return self.retire() if self._held and not self._facts.restore.running else []
+
+    def retire(self) -> list[Action]:
+        """Removes what is superfluous, unless a load reads from the store just now."""
+        self._held = self._facts.restore.running
+        if self._held:
             return []
-        there = set(committed) - self._removing
-        gone = superfluous(there, keep_last=self._keep_last, keep_every=self._keep_every)
+        there, policy = set(self._facts.on_store) - self._removing, self._facts.policy
+        gone = superfluous(there, keep_last=policy.keep_last, keep_every=policy.keep_every)
         self._removing |= set(gone)
         return [RemoveCheckpoint(job=self._job, save=save) for save in gone]
 

@@ -4,14 +4,14 @@ All that nodes and the store tell of saves comes through here first. Only saves 
 tables of saves, parity and restores: nothing there has to ask which run something is of.
 """
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToNode
+from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.lineage import Lineage
-from ckptd.core.coordinator.saves import Saves
 from ckptd.core.coordinator.strangers import Strangers
-from ckptd.shared.base.ids import JobKey, Run, RunId, SaveId
+from ckptd.shared.base.ids import Run, RunId, SaveId
 
 _NOTHING: tuple[frozenset[Run], frozenset[Run]] = (frozenset(), frozenset())
 
@@ -19,9 +19,9 @@ _NOTHING: tuple[frozenset[Run], frozenset[Run]] = (frozenset(), frozenset())
 class Runs:
     """Facts and decision (``lineage``), what is not the job's (``strangers``), and what each node knows of it."""
 
-    def __init__(self, job: JobKey, node: str) -> None:
-        self._job = job
-        self._node = node
+    def __init__(self, facts: JobState) -> None:
+        self._facts = facts
+        self._job, self._node = facts.job, facts.node
         self.lineage = Lineage()
         self.strangers = Strangers(self.lineage)
         self._told: dict[str, tuple[frozenset[Run], frozenset[Run]]] = {}  # by node: runs isolated, those in dispute
@@ -74,10 +74,10 @@ class Runs:
         """Every node is to receive the runs that it isolates, and to report what it has."""
         self._told.clear()
 
-    def sort(self, saves: Saves, nodes: Callable[[], Iterable[str]]) -> list[Action]:
+    def sort(self) -> list[Action]:
         """Takes what is known to be another run's out of the job's saves, and has the nodes isolate it."""
-        for save in [save for save in saves.records if not self.lineage.is_ours(save)]:
-            for rank, holders in saves.give_away(save).items():
+        for save in [save for save in self._facts.records if not self.lineage.is_ours(save)]:
+            for rank, holders in self._facts.give_away(save).items():
                 for node in holders:
                     self.strangers.add(node, save, rank)
         runs = self.lineage.strangers
@@ -86,7 +86,9 @@ class Runs:
         disputed = self.lineage.disputed
         if not runs and not self._told:
             return []
-        telling = [node for node in sorted(nodes()) if self._told.get(node, _NOTHING) != (runs, disputed)]
+        telling = [
+            node for node in sorted(self._facts.session.nodes) if self._told.get(node, _NOTHING) != (runs, disputed)
+        ]
         self._told |= dict.fromkeys(telling, (runs, disputed))
         self._told = {node: told for node, told in self._told.items() if told != _NOTHING}
         order = ev.ForeignRuns(

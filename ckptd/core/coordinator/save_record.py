@@ -27,7 +27,8 @@ class Record:
     protected: bool = False  # by all sets, as the ranks' nodes were then
     due: bool = False  # to be drained, once it is whole
     forced: bool = False  # somebody asked for this very one: a newer one does not take its turn
-    reason: str = ""  # of its end; of one that waits: for whom, once that is worth a line
+    reason: str = ""  # of its end
+    waits_for: str = ""  # the ranks that are missing, once that is worth a line
     mismatched: bool = False  # the slices did not make a whole
     where: Where | None = None  # as far as that is known
     drainers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node -> ranks whose segments it writes
@@ -90,6 +91,11 @@ class Record:
     def in_memory(self) -> bool:
         """Whether every rank's segment still lies in an arena."""
         return 0 < self.world_size == len(self.held)
+
+    @property
+    def why(self) -> str:
+        """Of its end, or why there is none yet."""
+        return self.reason or (self.waits_for if self.state is State.STAGING else "")
 
     @property
     def milestone(self) -> Milestone | None:

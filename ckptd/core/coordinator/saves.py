@@ -7,17 +7,13 @@ from collections.abc import Container
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, RemovePartial
-from ckptd.core.coordinator.departures import Departure
 from ckptd.core.coordinator.drains import DrainCadence, Drains
 from ckptd.core.coordinator.fence import was_taken_over
-from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
+from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.retention import removed_by_others
 from ckptd.core.coordinator.save_record import Record, disagreement, newest_whole
-from ckptd.core.coordinator.save_states import ON_STORE_WAY, OPEN, SAVE, On, State
-from ckptd.core.coordinator.sessions import Sessions
-from ckptd.core.links import Links
-from ckptd.core.policy import Policy
-from ckptd.shared.base.ids import JobKey, RunId, SaveId
+from ckptd.core.coordinator.save_states import ON_STORE_WAY, SAVE, On, State
+from ckptd.shared.base.ids import SaveId
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.format.replica_attestations import Attestation, difference_of
 
@@ -25,18 +21,19 @@ from ckptd.shared.format.replica_attestations import Attestation, difference_of
 class Saves(Drains):
     """What becomes of each save."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy, inventory: InventoryBarrier, links: Links) -> None:
-        super().__init__(job, node, policy, inventory, links)
-        self.due = DrainCadence()
-        self.silent_since: float | None = None  # the store was asked then, and has never answered
-        self.store_problem = ""  # of the last look
-        self.awaited: Container[SaveId] = ()  # not whole as far as is known, but more may be found
+    def __init__(self, facts: JobState) -> None:
+        super().__init__(facts)
+        self.due = DrainCadence(facts)
+
+    def react(self, now: float) -> list[Action]:
+        """What follows from the facts, as they are now."""
+        return [*self.end_incomplete(), *self.retention.after_loads(), *self.start_drain(now)]
 
     # --- staging
 
     def staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
         """A rank delivered its segment."""
-        record = self._record(event.save, event.world_size, now)
+        record = self._facts.record_of(event.save, event.world_size, now)
         record.adopted |= event.request == 0
         record.due |= event.drain
         record.forced |= event.drain
@@ -45,10 +42,10 @@ class Saves(Drains):
 
     def found(self, node: str, segments: tuple[ev.HeldSegment, ...], now: float) -> list[Action]:
         """The node has exactly these segments. Sends it the outcome of their saves."""
-        self.clear(node)
+        self._facts.clear(node)
         actions: list[Action] = []
         for segment in sorted(segments, key=lambda s: (s.save, s.rank)):
-            record = self._record(segment.save, segment.world_size, now)
+            record = self._facts.record_of(segment.save, segment.world_size, now)
             record.adopted |= not record.delivered
             known = record.staged
             record.attestations[segment.rank] = segment.attestations
@@ -57,14 +54,14 @@ class Saves(Drains):
                 actions.append(self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save), node))
         actions += self._heard_of_drainer(node, now)
         told = {s.save for s in segments} if node != self._node else set()
-        ended = [r for r in self.records.values() if r.end is not None and r.save in told]
+        ended = [r for r in self._facts.records.values() if r.end is not None and r.save in told]
         return [*actions, *(action for record in ended for action in self._tell_end(record, node))]
 
     def fetched(
         self, node: str, save: SaveId, rank: int, now: float, attestations: tuple[Attestation, ...] = ()
     ) -> list[Action]:
         """The segment of the rank lies at this node too, from elsewhere; it may not have learned that it was staged."""
-        record = self.records.get(save)
+        record = self._facts.records.get(save)
         if record is None:
             return []
         record.attestations[rank] = attestations
@@ -76,9 +73,9 @@ class Saves(Drains):
         self, node: str, record: Record, rank: int, nbytes: int, now: float, *, again: bool = False
     ) -> list[Action]:
         """A segment lies at the node. again: said before, to this coordinator or another, so it is not late."""
-        self.put(record, rank, node)
+        self._facts.put(record, rank, node)
         record.delivered[rank] = nbytes
-        clash = self.clash_of(record.save)
+        clash = self._facts.clash_of(record.save)
         if clash is not None:
             return self._disagree(record, clash)
         complete = not record.staged and record.in_memory
@@ -97,26 +94,26 @@ class Saves(Drains):
         return [a for r in lost for a in (self._tell_end(r) if r.end else self._end(r, On.CLASHED, reason))]
 
     def _complete(self, record: Record, now: float) -> list[Action]:
-        disputed = record.save.incarnation == self.disputed
+        disputed = record.save.incarnation == self._facts.disputed
         record.reason, record.due = "", record.due or (not disputed and self.due.is_due(record.save, now))
-        self.move(record, On.WHOLE_DUE if record.due else On.WHOLE)
+        self._facts.move(record, On.WHOLE_DUE if record.due else On.WHOLE)
         actions = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save))]
         actions += self._outrun(record.save)
         if disputed:
-            return [*actions, *self.dispute(self.disputed)]
+            return [*actions, *self.dispute(self._facts.disputed)]
         if not record.due:
             record.reason = "drain_every did not choose it for the store"
             return [*actions, *self._tell_end(record)]
         if record.forced:  # one that waits at a time: each holds a slot
-            older = [r for r in self.of(State.QUEUED) if r.forced and r.save < record.save]
+            older = [r for r in self._facts.of(State.QUEUED) if r.forced and r.save < record.save]
             actions += [a for r in older for a in self._superseded(r)]
-        return [*actions, *self.start_drain(now)]
+        return actions
 
     def _outrun(self, newer: SaveId) -> list[Action]:
         """Older halves are over. Of what was found at start only the store can say whether it was whole once."""
         actions: list[Action] = []
-        for older in [r for r in self.of(State.STAGING) if r.save < newer]:
-            if self.ready or not older.adopted:
+        for older in [r for r in self._facts.of(State.STAGING) if r.save < newer]:
+            if self._facts.ready or not older.adopted:
                 late = named_ranks(older.missing)
                 reason = f"{newer} was staged by all ranks first; {late} never saved this one"
                 actions += self._end(older, On.INCOMPLETE, reason)
@@ -124,147 +121,144 @@ class Saves(Drains):
 
     def skipped(self, event: ev.SaveSkipped, world_size: int, now: float) -> list[Action]:
         """A rank found no slot: the save is over on all nodes."""
-        record = self._record(event.save, world_size, now)
+        record = self._facts.record_of(event.save, world_size, now)
         reason = f"rank {event.rank}: {event.reason}"
         return self._end(record, On.SKIPPED, reason) if record.state is State.STAGING else []
 
     @property
-    def judged_incomplete(self) -> list[Record]:
-        """Those that wait for ranks, and of which is known what there is.
-
-        What was found may be whole with what a silent node has.
-        """
-        return [
-            r
-            for r in self.of(State.STAGING)
-            if not (r.adopted and self._inventory.doubts) and r.save not in self.awaited
-        ]
-
-    @property
     def went_on(self) -> bool:
         """Whether the present incarnation has staged something itself."""
-        newest = self.newest_staged
-        return newest is not None and newest.save.incarnation == self.incarnation
+        newest = self._facts.newest_staged
+        return newest is not None and newest.save.incarnation == self._facts.incarnation
 
-    def rank_gone(self, left: Departure, incarnation: int) -> list[Action]:
-        """Saves of this incarnation that wait for a rank that ended can never complete."""
-        waiting = [
-            r for r in self.judged_incomplete if r.save.incarnation >= incarnation and left.rank not in r.delivered
-        ]
-        return [a for r in waiting for a in self._end(r, On.INCOMPLETE, left.before_save)]
+    def end_incomplete(self) -> list[Action]:
+        """Saves that can never complete: a rank that they wait for has ended, or a newer incarnation began.
 
-    def new_incarnation(self, incarnation: int, run: RunId, session: str) -> None:
-        """Its first save is due. Commits are made in its name from here on."""
-        self.incarnation = incarnation
-        self.fence.begin(incarnation, run, session)
+        Of an older one no silent node may have what is missing.
+        """
+        session, over = self._facts.session, list[tuple[Record, str]]()
+        for record in self._facts.judged_incomplete:
+            if record.save.incarnation < session.incarnation:
+                if not self._facts.inventory.doubts:
+                    over.append((record, f"incarnation {session.incarnation} began"))
+            elif gone := session.departed.keys() - record.delivered.keys():
+                over.append((record, session.departed[min(gone)].before_save))
+        return [a for record, reason in over for a in self._end(record, On.INCOMPLETE, reason)]
+
+    def new_incarnation(self, awaited: Container[SaveId] = ()) -> None:
+        """Its first save is due, commits are made in its name. awaited: older saves that may still become whole."""
+        session = self._facts.session
+        self._facts.incarnation, self._facts.awaited = session.incarnation, awaited
+        self.fence.begin(session.incarnation, session.run, session.session)
         self.due.begin()
-
-    def end_incomplete(self, incarnation: int) -> list[Action]:
-        """What the ranks of an older incarnation did not complete never will be: no silent node has what is missing."""
-        old = [r for r in self.of(State.STAGING) if r.save.incarnation < incarnation and r.save not in self.awaited]
-        return [a for r in old for a in self._end(r, On.INCOMPLETE, f"incarnation {incarnation} began")]
 
     def dispute(self, incarnation: int) -> list[Action]:
         """An older run owns this incarnation's names: nothing may be drained, or matched with the store."""
-        self.disputed = incarnation
+        self._facts.disputed = incarnation
         reason = f"incarnation {incarnation} was begun while the store was silent, and the store has it already"
-        ours = [r for r in self.records.values() if r.save.incarnation == incarnation]
+        ours = [r for r in self._facts.records.values() if r.save.incarnation == incarnation]
         ours = [r for r in ours if SAVE.takes(r.state, On.DISPUTED)]
         return [a for r in ours for a in self._end(r, On.DISPUTED, f"{reason}; connect or load again")]
 
     def released(self, node: str, event: ev.SegmentReleased) -> list[Action]:
         """A node's arena no longer has the segment; a save that still waited for its drain is superseded."""
-        record = self.records.get(event.save)
-        if record is None or not self.take(record, event.rank, node):
+        record = self._facts.records.get(event.save)
+        if record is None or not self._facts.take(record, event.rank, node):
             return []
-        return self._superseded(record) if record.state is State.QUEUED and self.ready else []
+        return self._superseded(record) if record.state is State.QUEUED and self._facts.ready else []
 
     # --- what is found on the store
 
-    def saw_another_store(self, sessions: Sessions) -> bool:
+    def saw_another_store(self) -> bool:
         """Whether the store that was seen is none of this session's. Then nothing is drained before another look."""
-        wrong = self.ready and not sessions.takes(self.fence.store_id)
-        self.ready = self.ready and not wrong
+        wrong = self._facts.ready and not self._facts.session.takes(self.fence.store_id)
+        self._facts.ready = self._facts.ready and not wrong
         return wrong
+
+    def no_store(self, problem: str) -> None:
+        """None lies there yet."""
+        self._facts.store_problem = problem
 
     def scanned(self, event: ev.StoreScanned, incarnation: int, now: float) -> list[Action]:
         """Compares with what lies on the store: marks the durable, finishes or removes the unfinished."""
-        self.store_problem = event.problem
+        self._facts.store_problem = event.problem
         if event.problem:
-            if not self.ready:
-                self.silent_since = now if self.silent_since is None else self.silent_since
+            if not self._facts.ready:
+                self._facts.silent_since = now if self._facts.silent_since is None else self._facts.silent_since
             return [Note(job=self._job, text=f"the store does not answer: {event.problem}")]
-        self.ready, self.silent_since, self.fence.store_id = True, None, event.store_id
+        self._facts.ready, self._facts.silent_since = True, None
+        self.fence.saw(event.store_id)
         there = {found.save: found for found in event.committed}
-        for save in removed_by_others(self.on_store, there, self.fence.present):
-            del self.on_store[save]
-        self.on_store |= there
+        for save in removed_by_others(self._facts.on_store, there, self.fence.present):
+            del self._facts.on_store[save]
+        self._facts.on_store |= there
         actions: list[Action] = []
-        for save in self.on_store:
-            record = self.records.get(save) if save.incarnation != self.disputed else None
+        for save in self._facts.on_store:
+            record = self._facts.records.get(save) if save.incarnation != self._facts.disputed else None
             if record is None or record.state in {State.DURABLE, *ON_STORE_WAY}:
                 continue
-            if save.incarnation < self.incarnation or not was_taken_over(save, event.records, self.fence.void):
+            if save.incarnation < self._facts.incarnation or not was_taken_over(save, event.records, self.fence.void):
                 actions += self._end(record, On.FOUND, self.fence.hides(save))
-        newest = max(self.on_store, default=None)
-        best = newest_whole(self.records.values(), self.on_store)
+        newest = max(self._facts.on_store, default=None)
+        best = newest_whole(self._facts.records.values(), self._facts.on_store)
         actions += self._outrun(best) if best is not None else []
         for partial in event.partials:
             actions += self._judge_partial(partial, newest, incarnation, now)
         rival = self.fence.rival(event.records)
         actions += self.superseded_by(rival) if rival and not self.fence.taken_over else []
-        return [*actions, *self.retire(), *self.start_drain(now)]
+        return [*actions, *self.retention.retire()]
 
     def _judge_partial(self, partial: ev.Partial, newest: SaveId | None, incarnation: int, now: float) -> list[Action]:
         save = partial.save
-        record = self.records.get(save)
-        if save == self.active:
+        record = self._facts.records.get(save)
+        if save == self._facts.active:
             return []
         if newest is not None and save <= newest:
             return [RemovePartial(job=self._job, save=save)]
-        if partial.complete and self.active is None:
-            record = record or self._record(save, 0, now)
+        open_to_it = record is None or SAVE.takes(record.state, On.VOTES_FOUND)
+        if partial.complete and open_to_it and self._facts.active is None:
+            record = record or self._facts.record_of(save, 0, now)
             record.due = True  # it was, in an earlier process of this coordinator
             return self._commit(record, On.VOTES_FOUND)
         if record is None and save.incarnation < incarnation:
             return [RemovePartial(job=self._job, save=save)]
-        self._partials.add(save)
+        self._facts.partials.add(save)
         return []
 
-    def revive(self, save: SaveId, now: float) -> list[Action]:
+    def revive(self, save: SaveId) -> None:
         """All of it lies in memory again, and the job continues from it: if it was to be durable, it still is."""
-        record = self.records.get(save)
-        if record is None or not record.staged or record.state not in OPEN or save in self.on_store:
-            return []
-        if record.state is not State.KEPT:
+        record = self._facts.records.get(save)
+        lost_its_turn = record is not None and record.state in {State.FAILED, State.SUPERSEDED} and record.staged
+        if record is not None and lost_its_turn and save not in self._facts.on_store:
             self._queue(record, On.ASKED)
-        return self.start_drain(now)
 
     def next_deadline(self) -> float | None:
         """When a staging save has taken too long, or a drain is tried again."""
-        staging = [r.since + self._policy.stage_timeout_s for r in self.judged_incomplete]
-        silent = self.silent_since + self._policy.drain_give_up_s if self.silent_since is not None else None
-        return min([*staging, *(t for t in (self.retry_at, silent) if t is not None)], default=None)
+        staging = [r.since + self._policy.stage_timeout_s for r in self._facts.judged_incomplete]
+        silent = (
+            self._facts.silent_since + self._policy.drain_give_up_s if self._facts.silent_since is not None else None
+        )
+        return min([*staging, *(t for t in (self._facts.retry_at, silent) if t is not None)], default=None)
 
     def tick(self, now: float) -> list[Action]:
         """Gives up what took too long; tries again what failed."""
         actions: list[Action] = []
-        for record in self.judged_incomplete:
+        for record in self._facts.judged_incomplete:
             if now - record.since >= self._policy.stage_timeout_s:
                 reason = f"{named_ranks(record.missing)} did not deliver within {self._policy.stage_timeout_s:g} s"
                 actions += self._end(record, On.INCOMPLETE, reason)
-        if self.silent_since is not None and now - self.silent_since >= self._policy.drain_give_up_s:
-            self.silent_since = None
+        if self._facts.silent_since is not None and now - self._facts.silent_since >= self._policy.drain_give_up_s:
+            self._facts.silent_since = None
             actions += self._give_up_on_the_store()
-        if self.retry_at is not None and now >= self.retry_at:
-            self.retry_at = None
-            active = self.records.get(self.active) if self.active is not None else None
+        if self._facts.retry_at is not None and now >= self._facts.retry_at:
+            self._facts.retry_at = None
+            active = self._facts.records.get(self._facts.active) if self._facts.active is not None else None
             if active is not None and active.state is State.COMMITTING:
-                return [*actions, *self._commit(active, On.AGAIN)]
-        return [*actions, *self.start_drain(now)]
+                actions += self._commit(active, On.AGAIN)
+        return actions
 
     def _give_up_on_the_store(self) -> list[Action]:
         """It never answered: notifies waiters for a drain. The memory stays; after a later answer draining resumes."""
-        waiting = self.of(State.QUEUED)
+        waiting = self._facts.of(State.QUEUED)
         reason = "the store has not answered since the daemon started"
         return [a for r in waiting for a in self._end(r, On.NO_CHANCE if r.in_memory else On.OUTRUN, reason)]

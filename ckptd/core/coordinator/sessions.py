@@ -25,7 +25,15 @@ from ckptd.shared.protocol.topology import Peer, Topology
 class Sessions:
     """Admission of sessions. ``incarnation`` is the largest number this coordinator knows of."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy, known: int = 0, links: Links | None = None) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917 - what an earlier process knew, and what its parts share
+        self,
+        job: JobKey,
+        node: str,
+        policy: Policy,
+        known: int = 0,
+        links: Links | None = None,
+        progress: Callable[[], tuple[Progress, ...]] = tuple,
+    ) -> None:
         self._job = job
         self._node = node
         self._policy = policy
@@ -46,14 +54,14 @@ class Sessions:
         self.processes = Processes(self.links)
         self.departed: dict[int, Departure] = {}  # members that left or died; nothing more comes from them
         self._dead: set[tuple[int, str]] = set()
-        self.floor = 0  # the largest number seen on the store
+        self._floor = 0  # the largest number seen on the store
         self._known = known  # the largest that some node had, this one or another
         self.spoiled = ""  # why the session will not be complete: a rank of it was refused
         self.heard_of: set[str] = {node}  # nodes where ranks waited to join
         self._waiting: dict[str, Waiting] = {}
         self._former: dict[str, Peer] = {}  # nodes that the job ran on before
         self.taking = ""  # the session for which an incarnation number is on its way, empty for none
-        self.known: Callable[[], tuple[Progress, ...]] = tuple  # what became of the saves of this incarnation
+        self._progress = progress  # what became of the saves of this incarnation
         self._took: dict[str, None] = {}  # sessions for which numbers were asked here, the last ones
 
     def kept(self, event: ev.TopologyKept) -> None:
@@ -260,6 +268,10 @@ class Sessions:
             problem = f"another store lies at {there} than the job is saved to: {here}, not {self.wanted_store}"
         return replace(seen, problem=problem, former=tuple(sorted(self.remembered - {here})))
 
+    def saw_on_store(self, incarnations: Iterable[int]) -> None:
+        """Saves of these lie there."""
+        self._floor = max([self._floor, *incarnations])
+
     def scan(self, claim: Claim | None) -> ScanStore:
         """Asks what lies on the store, after the claim is on record.
 
@@ -344,7 +356,7 @@ class Sessions:
     @property
     def next_number(self) -> int:
         """The least number that nobody can have had, as far as this coordinator knows."""
-        return max(self.incarnation, self.floor, self._known) + 1
+        return max(self.incarnation, self._floor, self._known) + 1
 
     def is_outdated(self, event: ev.IncarnationTaken) -> bool:
         """Whether the store gave a number that is not above one that some node has reported since it was asked."""
@@ -420,7 +432,7 @@ class Sessions:
             run=self.run,
             store_id=self.store_id,
             ranks=ranks,
-            known=self.known(),
+            known=self._progress(),
             warnings=warnings,
             topology=self.topology,
             epoch=self.epoch,

@@ -187,6 +187,10 @@ class AJob:
         return self.catalogue.jobs[KEY].coordinator.saves
 
     @property
+    def facts(self):
+        return self.catalogue.jobs[KEY].coordinator.facts
+
+    @property
     def sessions(self):
         return self.catalogue.jobs[KEY].coordinator.sessions
 

@@ -186,9 +186,9 @@ def test_one_that_was_asked_for_is_drained_whatever_was_compared_and_its_record_
     staged(job, SaveId(1, 2, 15, RUN), of=attestation)
     job.say(ev.DrainAsked(job=KEY))
     job.drain(SaveId(1, 2, 15, RUN))
-    assert job.saves.on_store[SaveId(1, 2, 15, RUN)].compared == "window"
-    assert "step 15: its ranks saved what they all hold" in job.saves.notes_of(SaveId(1, 2, 15, RUN))[0]
-    assert job.saves.notes_of(ONE) == ()
+    assert job.facts.on_store[SaveId(1, 2, 15, RUN)].compared == "window"
+    assert "step 15: its ranks saved what they all hold" in job.facts.notes_of(SaveId(1, 2, 15, RUN))[0]
+    assert job.facts.notes_of(ONE) == ()
 
 
 def test_one_of_replicas_that_saved_all_of_their_own_is_staged_and_marked():
@@ -196,9 +196,9 @@ def test_one_of_replicas_that_saved_all_of_their_own_is_staged_and_marked():
     stage(job, 0, ONE, (told(),))
     stage(job, 1, ONE, (told(b"y" * 7),))
     job.drain(ONE)
-    assert job.saves.on_store[ONE].compared == "differing"
-    assert job.saves.notes_of(ONE) == ("step 10: its replicas differed when it was saved",)
-    assert not job.saves.records[ONE].shared
+    assert job.facts.on_store[ONE].compared == "differing"
+    assert job.facts.notes_of(ONE) == ("step 10: its replicas differed when it was saved",)
+    assert not job.facts.records[ONE].shared
 
 
 def test_a_daemon_that_restarted_finds_out_too():

@@ -27,12 +27,12 @@ def test_every_message_has_a_row():
     assert {*NODE.events, *NODE.orders, ev.Report} >= MESSAGES
     assert {*NODE.orders} < MESSAGES
     assert not NODE.events.keys() & NODE.orders.keys()
-    assert {*COORDINATOR.facts} == FACTS
+    assert {*COORDINATOR.reports} == FACTS
 
 
 def test_every_event_has_a_row():
     """Jobs begin with a number that was kept: ``Catalogue`` takes it, for jobs of which nothing else is known too."""
-    known = {*NODE.events, *NODE.orders, *COORDINATOR.events, *COORDINATOR.facts}
+    known = {*NODE.events, *NODE.orders, *COORDINATOR.events, *COORDINATOR.reports}
     assert kinds(ev.Event) - known == {ev.Report, ev.NumberKept}
 
 

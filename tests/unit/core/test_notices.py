@@ -26,8 +26,8 @@ def saving(job, numbers, *, every_s, drain_s):
     for number in numbers:
         job.stage_all(save(number))
         job.tick(every_s)
-        active = job.saves.active
-        if active is not None and job.now - job.saves.records[active].drain_since >= drain_s:
+        active = job.facts.active
+        if active is not None and job.now - job.facts.records[active].drain_since >= drain_s:
             job.drain(active)
             job.tick()
 

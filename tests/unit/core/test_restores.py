@@ -219,7 +219,7 @@ def test_one_that_lies_in_memory_only_is_drained_first():
     job.number(3)
     job.say(ev.StoreScanned(job=KEY, store_id=STORE_ID, after=LATE, committed=(ev.OnStore(ONE, 2, 10, ONE.dirname),)))
     assert job.answer(seq) is None
-    assert job.saves.active == TWO
+    assert job.facts.active == TWO
     job.drain(TWO)
     assert (job.answer(seq).save, job.answer(seq).tier) == (TWO, Tier.PFS)
 

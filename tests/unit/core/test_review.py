@@ -35,11 +35,11 @@ def test_a_closed_job_keeps_its_memory_until_its_last_checkpoint_is_durable():
     job.stage(0, ONE)
     job.detach(0)
     for _ in range(20):
-        if job.saves.active:
+        if job.facts.active:
             job.say(ev.Drained(job=KEY, save=ONE, problem="ENOSPC"))
         job.tick(30)
     assert job.node.slots.holding(ONE), "the only copy was given away"
-    if job.saves.active:
+    if job.facts.active:
         job.say(ev.Drained(job=KEY, save=ONE, problem="ENOSPC"))
     drains = len(job.of(act.Drain))
     job.tick(100)
@@ -86,8 +86,8 @@ def test_a_digest_that_failed_before_its_drain_is_reported_to_the_drain():
     slot = job.node.slots.holding(ONE)[0].name
     job.say(ev.DigestsFailed(job=KEY, slot=slot, save=ONE, problem="EMFILE"))
     job.say(ev.Drained(job=KEY, save=ONE))
-    assert job.saves.active is None
-    assert "EMFILE" in job.saves.records[ONE].error
+    assert job.facts.active is None
+    assert "EMFILE" in job.facts.records[ONE].error
 
 
 def test_a_newer_forced_save_takes_the_place_of_one_that_waits():

@@ -149,24 +149,24 @@ def test_cadence_in_steps_and_kept():
     saves = [SaveId(1, counter, 10 * counter, RUN) for counter in range(1, 6)]
     for save in saves:
         job.stage(0, save)
-        if job.saves.active:
+        if job.facts.active:
             job.drain(save)
     assert [job.ends(save) for save in saves] == [["durable"], ["durable"], ["kept"], ["durable"], ["kept"]]
-    assert job.saves.ends == {"durable": 3, "kept": 2}
+    assert job.facts.ends == {"durable": 3, "kept": 2}
 
 
 def test_saves_that_were_dropped_are_still_counted():
     job = AJob(world=1, cadence=Cadence(steps=1000)).start()
     for counter in range(1, 201):
         job.stage(0, SaveId(1, counter, counter, RUN))
-        if job.saves.active:
-            job.drain(job.saves.active)
-    assert len(job.saves.records) < 100
-    assert job.saves.ends == {"durable": 1, "kept": 199}
+        if job.facts.active:
+            job.drain(job.facts.active)
+    assert len(job.facts.records) < 100
+    assert job.facts.ends == {"durable": 1, "kept": 199}
     job.say(ev.DrainAsked(job=KEY))
-    assert job.saves.ends == {"durable": 1, "kept": 198}, "the newest waits again"
-    job.drain(job.saves.active)
-    assert job.saves.ends == {"durable": 2, "kept": 198}
+    assert job.facts.ends == {"durable": 1, "kept": 198}, "the newest waits again"
+    job.drain(job.facts.active)
+    assert job.facts.ends == {"durable": 2, "kept": 198}
 
 
 def test_cadence_in_seconds():
@@ -178,7 +178,7 @@ def test_cadence_in_seconds():
     job.now += 1
     job.stage(0, THREE)
     assert job.ends(TWO) == ["kept"]
-    assert job.saves.active == THREE
+    assert job.facts.active == THREE
 
 
 def test_the_first_save_of_a_new_incarnation_is_due():
@@ -191,7 +191,7 @@ def test_the_first_save_of_a_new_incarnation_is_due():
     job.number(2)
     job.slots(0, "b")
     job.stage(0, SaveId(2, 1, ONE.step, RUN), session="b")
-    assert job.saves.active == SaveId(2, 1, ONE.step, RUN)
+    assert job.facts.active == SaveId(2, 1, ONE.step, RUN)
 
 
 def test_a_forced_drain_reopens_what_was_kept():
@@ -208,7 +208,7 @@ def test_a_forced_drain_leaves_alone_what_memory_no_longer_has():
     job = AJob(world=1, cadence=Cadence(steps=100)).start()
     for save in (ONE, TWO, THREE):
         job.stage(0, save, drain=save == THREE)
-        if job.saves.active:
+        if job.facts.active:
             job.drain(save)
     job.say(ev.DrainAsked(job=KEY))
     assert job.ends(TWO) == ["kept"]
@@ -277,7 +277,7 @@ def test_while_a_failed_drain_waits_a_newer_save_takes_its_turn():
     job.say(ev.Drained(job=KEY, save=ONE, problem="EIO"))
     job.stage(0, TWO)
     job.tick(1)
-    assert job.saves.active == TWO
+    assert job.facts.active == TWO
     assert job.ends(ONE) == ["superseded"]
 
 
@@ -314,10 +314,10 @@ def test_retention_never_takes_the_last():
     job.scan(ONE, TWO)
     assert [a.save for a in job.of(act.RemoveCheckpoint)] == [ONE]
     job.say(ev.CheckpointRemoved(job=KEY, save=ONE, problem="EACCES"))
-    assert ONE in job.saves.on_store
+    assert ONE in job.facts.on_store
     job.scan(ONE, TWO)
     job.say(ev.CheckpointRemoved(job=KEY, save=ONE))
-    assert set(job.saves.on_store) == {TWO}
+    assert set(job.facts.on_store) == {TWO}
 
 
 def test_retention_keeps_every_so_many_steps_and_what_is_pinned():
@@ -326,7 +326,7 @@ def test_retention_keeps_every_so_many_steps_and_what_is_pinned():
     assert [a.save for a in job.of(act.RemoveCheckpoint)] == [ONE, THREE]
     job.say(ev.CheckpointRemoved(job=KEY, save=ONE, pinned=True))
     job.say(ev.CheckpointRemoved(job=KEY, save=THREE))
-    assert set(job.saves.on_store) == {ONE, TWO, FOUR}
+    assert set(job.facts.on_store) == {ONE, TWO, FOUR}
     job.scan(ONE, TWO, FOUR)
     assert [a.save for a in job.of(act.RemoveCheckpoint)] == [ONE, THREE, ONE], "it may not be pinned any more"
     assert not job.of(act.Note)
@@ -338,7 +338,7 @@ def test_records_of_the_past_are_bounded():
         save = SaveId(1, i, i, RUN)
         job.stage(0, save)
         job.drain(save)
-    assert len(job.saves.records) <= 65
+    assert len(job.facts.records) <= 65
 
 
 def test_a_forced_save_is_drained_though_newer_ones_are_staged_meanwhile():
@@ -412,7 +412,7 @@ def test_what_waited_for_its_drain_when_the_memory_was_given_up_has_an_end():
     job.catalogue.jobs[KEY].node.handle(ev.JobReleased(job=KEY, node="node"))
     job.say(ev.Report(job=KEY, node="node", event=ev.SegmentReleased(job=KEY, rank=0, save=ONE)))
     job.scan()
-    assert job.saves.records[ONE].end == "failed"
+    assert job.facts.records[ONE].end == "failed"
 
 
 # --- a smaller world: the slots of ranks that are no more
@@ -507,9 +507,9 @@ def test_a_number_made_up_while_the_store_was_silent_is_its_own_once_the_store_h
 def test_what_others_removed_is_forgotten_with_the_next_look():
     job = AJob(world=1).start(committed=(ONE, TWO, THREE))
     job.scan(ONE, THREE)
-    assert set(job.saves.on_store) == {ONE, THREE}
+    assert set(job.facts.on_store) == {ONE, THREE}
     job.scan()
-    assert set(job.saves.on_store) == {ONE, THREE}, "an empty directory may be a mount that went away"
+    assert set(job.facts.on_store) == {ONE, THREE}, "an empty directory may be a mount that went away"
 
 
 def test_a_commit_that_a_look_came_too_early_for_is_not_forgotten():
@@ -517,7 +517,7 @@ def test_a_commit_that_a_look_came_too_early_for_is_not_forgotten():
     job.stage(0, TWO)
     job.drain(TWO)
     job.scan(ONE)
-    assert set(job.saves.on_store) == {ONE, TWO}
+    assert set(job.facts.on_store) == {ONE, TWO}
 
 
 def test_commits_look_at_the_store_once_a_minute():

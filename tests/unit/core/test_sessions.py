@@ -85,10 +85,10 @@ def test_a_second_start_does_not_change_the_cadence_of_the_first():
     job = AJob(world=1, cadence=Cadence(steps=10)).start()
     job.cadence = Cadence(steps=1)
     job.attach(0, "b")
-    assert job.saves.due.cadence == Cadence(steps=10)
+    assert job.sessions.cadence == Cadence(steps=10)
     job.gone(0)
     job.number(2)
-    assert job.saves.due.cadence == Cadence(steps=1)
+    assert job.sessions.cadence == Cadence(steps=1)
 
 
 def test_ranks_that_wait_before_admission_get_nothing_done():

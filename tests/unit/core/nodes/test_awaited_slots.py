@@ -32,7 +32,7 @@ def said(cluster: ACluster) -> list[str]:
 
 def shown(cluster: ACluster) -> str:
     """What the status says of the save."""
-    return cluster.nodes["a"].job.coordinator.saves.records[ONE].reason
+    return cluster.nodes["a"].job.coordinator.facts.records[ONE].waits_for
 
 
 def ticks(cluster: ACluster, count: int = 4) -> None:

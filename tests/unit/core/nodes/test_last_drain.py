@@ -13,7 +13,7 @@ def a_job_that_drains_seldom(homes="aabb"):
     cluster = ACluster("ab")
     cluster.connect(homes)
     for node in cluster.nodes.values():
-        node.job.coordinator.saves.due.cadence = SELDOM
+        node.job.coordinator.sessions.cadence = SELDOM
     cluster.stage(ONE)
     assert list(cluster.store.committed) == [ONE]
     cluster.held = {act.Drain}
@@ -58,8 +58,8 @@ def test_a_follower_does_not_wait_for_a_coordinator_that_does_not_answer():
 def test_what_is_durable_is_not_known_before_the_store_has_answered():
     cluster = a_job_that_drains_seldom()
     job = cluster.nodes["a"].job
-    job.coordinator.saves.ready = False
-    job.coordinator.saves.on_store.clear()
+    job.coordinator.facts.ready = False
+    job.coordinator.facts.on_store.clear()
     left = LastDrain(job.coordinator, job.node).left
     assert (left.step, left.durable, left.why) == (TWO.step, "not known here", "the store has not answered")
 

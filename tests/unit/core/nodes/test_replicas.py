@@ -27,10 +27,10 @@ def test_a_coordinator_that_takes_over_after_a_loss_finds_the_save_whole_and_dra
     job.connect("dbc")
     answers = job.load()
     assert {answer.save for answer in answers} == {ONE}
-    assert not job.nodes["d"].job.coordinator.saves.records[ONE].mismatched
+    assert not job.nodes["d"].job.coordinator.facts.records[ONE].mismatched
     job.waiting = [(node, action) for node, action in job.waiting if node.name in job.nodes]
     job.release()
-    record = job.nodes["d"].job.coordinator.saves.records[ONE]
+    record = job.nodes["d"].job.coordinator.facts.records[ONE]
     assert not record.mismatched
     assert ONE in job.store.committed
 

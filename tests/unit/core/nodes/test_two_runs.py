@@ -149,7 +149,7 @@ def test_retention_counts_nothing_that_another_run_left_before_the_store_was_emp
     cluster.load()
     cluster.stage(SaveId(cluster.store.numbers, 1, 50, OTHER_RUN))
     assert [action.save for _, action in cluster.waiting] == []
-    on_store = cluster.nodes["a"].job.coordinator.saves.on_store
+    on_store = cluster.nodes["a"].job.coordinator.facts.on_store
     assert sorted(save.step for save in on_store) == [10, 50]
 
 
@@ -357,9 +357,9 @@ def test_ranks_that_come_back_to_a_daemon_without_memory_are_saved_to_their_own_
     events = [ev.Report(job=KEY, node="a", event=back), ev.StoreScanned(job=KEY, store_id=OTHER_STORE_ID)]
     for event in reversed(events) if seen == "before" else events:
         coordinator.handle(event, 0.0)
-    assert not coordinator.saves.ready
+    assert not coordinator.facts.ready
     coordinator.handle(ev.StoreScanned(job=KEY, store_id=STORE_ID), 0.0)
-    assert coordinator.saves.ready
+    assert coordinator.facts.ready
     assert coordinator.saves.fence.store_id == STORE_ID
 
 
