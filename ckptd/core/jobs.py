@@ -137,6 +137,7 @@ class Catalogue:
         """Asserts the invariants of every job."""
         for job in self.jobs.values():
             job.node.check()
+            job.coordinator.check()
 
     def _job(self, key: JobKey) -> Job:
         if key not in self.jobs:

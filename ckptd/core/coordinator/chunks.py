@@ -159,3 +159,9 @@ class Chunks:
         scheme = self._at[found[1]][found[0]].scheme
         nodes = "one node" if scheme.losses == 1 else f"{scheme.losses} nodes"
         return f"{scheme} makes good for {nodes} of a set"
+
+    def check(self) -> None:
+        """Asserts what must always hold."""
+        by_key = {(node, key) for key, nodes in self._holders.items() for node in nodes}
+        by_node = {(node, key) for node, held in self._at.items() for key in held}
+        assert by_key == by_node, f"parity lies where it does not: {by_key ^ by_node}"  # noqa: S101

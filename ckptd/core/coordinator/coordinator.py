@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, ToNode
+from ckptd.core.coordinator import invariants
 from ckptd.core.coordinator.departures import How
 from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
 from ckptd.core.coordinator.job_state import JobState
@@ -43,8 +44,7 @@ class Coordinator:
         self.inventory = InventoryBarrier(policy)
         self.preemption = Preemption(job, node)
         self._know_nothing()
-        self._now = 0.0  # of the last event
-        self._touched = True  # since the last tick
+        self._now, self._touched = 0.0, True  # of the last event; whether there was one since the last tick
         self._due: float | None = None  # as of the last tick
         self._blank = False  # the last scan found no store at its path
         self._looked_at = 0.0  # when the store was scanned last
@@ -126,10 +126,9 @@ class Coordinator:
         """What each machine says, until none has anything to say."""
         actions: list[Action] = []
         for _ in range(_MOST_ROUNDS):
-            more = self._round(now)
-            actions += more
-            if not more:
+            if not (more := self._round(now)):
                 break
+            actions += more
         return actions
 
     def _round(self, now: float) -> list[Action]:
@@ -313,13 +312,10 @@ class Coordinator:
         return [*actions, *self.restores.peer_up(event.node), *self.preemption.peer_up(event.node)]
 
     def _peer_down(self, event: ev.PeerDown, now: float) -> list[Action]:
-        node = event.node
-        actions = self.sessions.peer_down(now)
-        self.inventory.went(node)
-        ranks = sorted(rank for rank, home in self.sessions.members.items() if home == node)
-        actions += self.restores.node_gone(node, ranks)
-        actions += self.saves.peer_down(node, now)
-        return [*actions, *(self._all_left(now) if ranks else [])]
+        self.inventory.went(event.node)
+        ranks = sorted(rank for rank, home in self.sessions.members.items() if home == event.node)
+        actions = [*self.sessions.peer_down(now), *self.restores.node_gone(event.node, ranks)]
+        return [*actions, *self.saves.peer_down(event.node, now), *(self._all_left(now) if ranks else [])]
 
     def _kept(self, event: ev.TopologyKept) -> list[Action]:
         """What an earlier process of this daemon coordinated, if it did."""
@@ -419,6 +415,11 @@ class Coordinator:
     def view(self) -> ProtectionView | None:
         """How far the nodes protect each other; None: this daemon coordinates nothing."""
         return self.parity.view() if self.sessions.topology is not None else None
+
+    def check(self) -> None:
+        """Asserts what must always hold, and that nothing follows any more; tests call it after every event."""
+        invariants.check(self.facts, self.parity)
+        assert (left := self._round(self._now)) == [], f"it had not settled: {left}"  # noqa: S101
 
     def next_deadline(self) -> float | None:
         """The earliest time at which tick has something to do."""

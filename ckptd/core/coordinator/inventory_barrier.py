@@ -108,3 +108,7 @@ class InventoryBarrier:
             self._awaited = set()
         if self._late_at is not None and now >= self._late_at:
             self._late, self._late_at = True, None
+
+    def check(self) -> None:
+        """Asserts what must always hold."""
+        assert not self._silent & self._spoke, "silent, and has spoken"  # noqa: S101

@@ -50,7 +50,7 @@ class JobState:
         self.awaited: Container[SaveId] = ()  # not whole as far as is known, but more may be found
         self.records: dict[SaveId, Record] = {}
         self._in: dict[State, dict[SaveId, Record]] = {state: {} for state in State}
-        self._at: dict[str, dict[SaveId, set[int]]] = {}  # node -> ranks whose segments it has, by save
+        self.places: dict[str, dict[SaveId, set[int]]] = {}  # node -> ranks whose segments it has, by save
         self._in_order: dict[tuple[Run, int], set[SaveId]] = {}  # by owner and counter
         self._past: Counter[End] = Counter()  # of records that were dropped
         self._newest: Record | None = None  # of newest_staged
@@ -87,7 +87,7 @@ class JobState:
         self._newest_is_known &= bool(nodes) or not record.staged
         nodes.add(node)
         record.changes += 1
-        self._at.setdefault(node, {}).setdefault(record.save, set()).add(rank)
+        self.places.setdefault(node, {}).setdefault(record.save, set()).add(rank)
 
     def take(self, record: Record, rank: int, node: str) -> bool:
         """The rank's segment lies there no longer. Returns whether it did."""
@@ -99,13 +99,13 @@ class JobState:
 
     def clear(self, node: str) -> None:
         """Nothing lies at the node, as far as is known."""
-        for save, ranks in self._at.pop(node, {}).items():
+        for save, ranks in self.places.pop(node, {}).items():
             for rank in ranks:
                 self._lost(self.records[save], rank, node)
 
     def known_nodes(self, nodes: Container[str]) -> None:
         """What lies elsewhere is out of reach."""
-        for node in [node for node in self._at if node not in nodes]:
+        for node in [node for node in self.places if node not in nodes]:
             self.clear(node)
 
     def _lost(self, record: Record, rank: int, node: str) -> None:
@@ -113,12 +113,12 @@ class JobState:
         self._newest_is_known &= record is not self._newest
 
     def _unlist(self, node: str, save: SaveId, rank: int) -> None:
-        ranks = self._at[node][save]
+        ranks = self.places[node][save]
         ranks.discard(rank)
         if not ranks:
-            del self._at[node][save]
-        if not self._at[node]:
-            del self._at[node]
+            del self.places[node][save]
+        if not self.places[node]:
+            del self.places[node]
 
     # --- saves
 
@@ -170,7 +170,7 @@ class JobState:
     @property
     def anything_held(self) -> bool:
         """Whether some segment of some save lies in an arena."""
-        return bool(self._at)
+        return bool(self.places)
 
     @property
     def newest_staged(self) -> Record | None:

@@ -320,6 +320,7 @@ class ACluster:
                     continue
                 for action in node.catalogue.handle(event, self.now):
                     self.perform(node, action)
+                node.catalogue.check()
             if not self._meet():
                 return
 
