@@ -156,7 +156,7 @@ _SAVES = (
 _RANKS = (
     _row(
         "a-dead-rank-ends-its-saves", f"{_COORDINATOR}saves.py",
-        "elif gone := session.departed.keys() - record.delivered.keys():", "elif gone := set[int]():",
+        "[rank for rank in session.departed if rank not in record.delivered]", "list[int]()",
         "rank_death.py::test_the_other_ranks_learn_that_the_save_cannot_complete[False]",
     ),
     _row(

@@ -129,7 +129,7 @@ class Coordinator:
             if not (more := self._round(now)):
                 break
             actions += more
-        return actions
+        return [*actions, *self._notices.react(now)]
 
     def _round(self, now: float) -> list[Action]:
         return [
@@ -335,9 +335,9 @@ class Coordinator:
     def adopted(self, now: float) -> list[Action]:
         """Memory of the job was found at start and no rank is attached yet."""
         self.leave.adopted(now)
-        self._asked_scan, self._touched = True, True
+        self._asked_scan, self._touched, self._now = True, True, now
         self.inventory.born((self.sessions.nodes | self._former) - {self._node})
-        return [self._scan()]
+        return [self._scan(), *self._react(now)]
 
     # --- the store
 
@@ -432,8 +432,9 @@ class Coordinator:
 
     def tick(self, now: float) -> list[Action]:
         """What is due by now."""
-        if not self._touched and (self._due is None or now < self._due):
-            return []  # most daemons coordinate nothing
+        if (due := self.next_deadline()) is None or now < due:
+            self._touched, self._due = False, due
+            return []
         self._now, self._touched = now, False
         actions = self._tick(now)
         self._due = self._deadline()
@@ -447,4 +448,4 @@ class Coordinator:
             self._rescan_at = None
             actions.append(self._scan())
         actions += self.restores.tick(now)
-        return [*actions, *self._react(now), *self._notices.tick(now)]
+        return [*actions, *self._react(now)]

@@ -53,6 +53,7 @@ class JobState:
         self.places: dict[str, dict[SaveId, set[int]]] = {}  # node -> ranks whose segments it has, by save
         self._in_order: dict[tuple[Run, int], set[SaveId]] = {}  # by owner and counter
         self._past: Counter[End] = Counter()  # of records that were dropped
+        self.moves = 0  # of all saves, from state to state
         self._newest: Record | None = None  # of newest_staged
         self._newest_is_known = True
 
@@ -130,6 +131,7 @@ class JobState:
         record.state = after
         self._in[after][record.save] = record
         record.staged |= after in WHOLE
+        self.moves += 1
         self._newest_is_known = False
 
     def of(self, *states: State) -> list[Record]:

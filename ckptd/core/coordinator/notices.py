@@ -32,6 +32,7 @@ class Notices:
         self._sessions = facts.session
         self._session = ""  # the one that what was said was said to
         self._said: set[str] = set()
+        self._seen: tuple[int, float | None] | None = None  # moves of saves, and when a drain that failed is repeated
         self._drain: tuple[SaveId, float] | None = None  # that runs, and since when
         self._took_s = 0.0  # the last that ended well
         self._safe: SaveId | None = None  # the newest whose commit ended well: failures before it are past
@@ -47,8 +48,12 @@ class Notices:
         text = f"step {event.save.step} has no .metadata: {event.left_out}; {ways_out}"
         return self._say("left out", event.save, text)
 
-    def tick(self, now: float) -> list[Action]:
+    def react(self, now: float) -> list[Action]:
         """Looks at what has become of the saves: whether their drains fail, or the store is slower than they come."""
+        seen = (self._facts.moves, self._facts.retry_at)
+        if seen == self._seen:
+            return []
+        self._seen = seen
         self._time_drains(now)
         ours = [r for r in self._facts.records.values() if r.due and r.save.incarnation == self._facts.incarnation]
         return [*self._failing(ours), *self._slow(ours, now)]

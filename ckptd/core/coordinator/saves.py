@@ -141,7 +141,7 @@ class Saves(Drains):
             if record.save.incarnation < session.incarnation:
                 if not self._facts.inventory.doubts:
                     over.append((record, f"incarnation {session.incarnation} began"))
-            elif gone := session.departed.keys() - record.delivered.keys():
+            elif gone := [rank for rank in session.departed if rank not in record.delivered]:
                 over.append((record, session.departed[min(gone)].before_save))
         return [a for record, reason in over for a in self._end(record, On.INCOMPLETE, reason)]
 

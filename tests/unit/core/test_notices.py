@@ -55,7 +55,7 @@ def test_a_drain_that_has_not_ended_yet_is_reported_as_more_than_that():
             job.stage_all(save(number))
         job.tick(5.0)
     (text,) = notices(job)
-    assert "a drain takes more than 25 s, a save that is due comes every 5 s, and 3 saves" in text
+    assert "a drain takes more than 20 s, a save that is due comes every 5 s, and 3 saves" in text
 
 
 def test_a_store_that_keeps_up_is_nothing_to_tell():
