@@ -192,6 +192,7 @@ class Saves(Drains):
         for save in removed_by_others(self._facts.on_store, there, self.fence.present):
             del self._facts.on_store[save]
         self._facts.on_store |= there
+        self._facts.partials -= there.keys()
         actions: list[Action] = []
         for save in self._facts.on_store:
             record = self._facts.records.get(save) if save.incarnation != self._facts.disputed else None
