@@ -248,7 +248,8 @@ class Drains:
         record.first_failure = now if record.first_failure is None else record.first_failure
         pause = min(self._policy.drain_retry_s * 2 ** (record.failures - 1), self._policy.drain_retry_max_s)
         self._facts.retry_at = now + pause
-        self._facts.partials.add(record.save)  # what it left goes with the next commit, if that is of a newer save
+        if record.save not in self._facts.on_store:
+            self._facts.partials.add(record.save)  # what it left goes with the next commit, if that is of a newer save
         note = Note(job=self._job, text=f"drain of {record.save} failed, again in {pause:g} s: {problem}")
         if record.state is State.COMMITTING and record.commit_failures < _COMMIT_TRIES:
             return [note]  # stays active: the commit alone is tried again
