@@ -2,7 +2,9 @@
 
 import functools
 import os
+from collections import Counter
 
+import pytest
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -10,10 +12,20 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from ckptd.core import actions as act
 from ckptd.shared.protocol.messages import Cadence, End
 from tests.property.world import KEY, POLICY, Proc, World
+from tests.states import missed, reached
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE", "quick") != "quick"
 PICK = st.integers(0, 999)
 MOSTLY = st.sampled_from([True] * 7 + [False])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def rows():
+    """Prints the rows of the machines' tables that no example took. A step that is in no table is an error."""
+    with reached(Counter()) as found:
+        yield found
+    assert found["save: committing -> durable: renamed and synced"]
+    print(*missed(found), sep="\n")
 
 
 def told(check):

@@ -132,17 +132,12 @@ class Coordinator:
         return [*actions, *self._notices.react(now)]
 
     def _round(self, now: float) -> list[Action]:
-        return [
-            *self._follow_session(),
-            *self._settle(),
-            *self._look_again(),
-            *self.restores.react(now),
-            *self._follow_load(),
-            *self._drain_for_load(now),
-            *self.saves.react(now),
-            *self.parity.react(now),
-            *self._give_up_memory(now),
-        ]
+        actions = self._follow_session()
+        self._settle()
+        actions += [*self._look_again(), *self.restores.react(now)]
+        self._follow_load()
+        actions += [*self._drain_for_load(now), *self.saves.react(now), *self.parity.react(now)]
+        return [*actions, *self._give_up_memory(now)]
 
     def _follow_session(self) -> list[Action]:
         """A new session ends what its predecessor had begun."""
@@ -171,21 +166,20 @@ class Coordinator:
             self._ask_inventories(repeat=True)
         return actions
 
-    def _settle(self) -> list[Action]:
+    def _settle(self) -> None:
         """What older incarnations left, and is of no use, is given back once no silent node may hold the rest of it.
 
         A node outside of the session that is silent for long is taken for lost when the job can do without what it may
         have, because something newer is staged or the job is closed, or when it cannot continue with it.
         """
         if not self.inventory.complete:
-            return []
+            return
         if self._entering:
             self._entering = False
             self.saves.new_incarnation(awaited=self.facts.chunks.pieced)
         if self.inventory.overdue and (self.saves.went_on or self._needs_room or self.leave.closing):
             self.inventory.give_up()
         self.inventory.settle()
-        return []
 
     def _look_again(self) -> list[Action]:
         """Nothing is drained before a number that was made up is on record, nor to another store than the ranks'."""
@@ -193,18 +187,17 @@ class Coordinator:
         answers = self.facts.ready and self._rescan_at is None
         return [self._scan()] if wrong or (answers and self.saves.fence.must_claim()) else []
 
-    def _follow_load(self) -> list[Action]:
+    def _follow_load(self) -> None:
         """One that succeeded begins an incarnation."""
         order = self.restores.agreed
         if order is None or order is self._began:
-            return []
+            return
         self._began = order
         self.sessions.heard_number(order.incarnation, order.run, self.sessions.session)
         self.runs.lineage.begins(order.incarnation, order.run)
         self.saves.new_incarnation()  # what could be completed was
         if order.save is not None:
             self.saves.revive(order.save)
-        return self._look_again()
 
     def _drain_for_load(self, now: float) -> list[Action]:
         """A load waits for a checkpoint that lies in memory alone, and must be on the store."""

@@ -50,7 +50,6 @@ class On(enum.Enum):
 
 _FOUND = {On.FOUND: State.DURABLE, On.VOTES_FOUND: State.COMMITTING, On.FORGOTTEN: None}
 _PART = {On.WHOLE: State.KEPT, On.WHOLE_DUE: State.QUEUED, On.DIFFERS: State.ABANDONED, **_FOUND}
-_LOST = {**_PART, On.DISPUTED: State.FAILED}
 
 SAVE: Table[State, On] = Table(
     {
@@ -59,7 +58,8 @@ SAVE: Table[State, On] = Table(
             On.INCOMPLETE: State.ABANDONED,
             On.SKIPPED: State.SKIPPED,
             On.CLASHED: State.FAILED,
-            **_LOST,
+            On.DISPUTED: State.FAILED,
+            **_PART,
         },
         State.KEPT: {
             On.ASKED: State.QUEUED,
@@ -97,8 +97,8 @@ SAVE: Table[State, On] = Table(
             On.DISPUTED: State.FAILED,
             **_FOUND,
         },
-        State.ABANDONED: _LOST,
-        State.SKIPPED: _LOST,
+        State.ABANDONED: _PART,
+        State.SKIPPED: _PART,
     },
     ignored={
         On.BEGUN: "it is known",
@@ -108,7 +108,7 @@ SAVE: Table[State, On] = Table(
         On.INCOMPLETE: "it waits for no rank",
         On.SKIPPED: "it waits for no rank",
         On.CLASHED: "it was whole before, or has ended",
-        On.DISPUTED: "nothing of such a number is drained, and what failed has failed",
+        On.DISPUTED: "nothing of such a number is drained, and it has ended",
         On.TAKEN_OVER: "it is not on its way to the store",
         On.ASKED: "it is on its way, on the store, or not whole",
         On.ITS_TURN: "it is on its way, on the store, or not whole",
