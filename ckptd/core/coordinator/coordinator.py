@@ -134,10 +134,10 @@ class Coordinator:
     def _round(self, now: float) -> list[Action]:
         actions = self._follow_session()
         self._settle()
-        actions += [*self._look_again(), *self.restores.react(now)]
+        actions += self.restores.react(now)
         self._follow_load()
-        actions += [*self._drain_for_load(now), *self.saves.react(now), *self.parity.react(now)]
-        return [*actions, *self._give_up_memory(now)]
+        actions += [*self._look_again(), *self._drain_for_load(now)]
+        return [*actions, *self.saves.react(now), *self.parity.react(now), *self._give_up_memory(now)]
 
     def _follow_session(self) -> list[Action]:
         """A new session ends what its predecessor had begun."""
