@@ -2,7 +2,7 @@
 
 ``python -m bench.crowd`` reads a ``Plan`` and then a Topology, a line of JSON each, and writes its peers in between.
 All members share a key pair and a socket that listens, as sites may have it; each has connections of its own to the
-daemons. It attaches its ranks, reports them as staged, writes half of their drain, and answers queries.
+daemons. It attaches its ranks, reports them as staged, and answers queries as if half of their drain were written.
 """
 
 import secrets
@@ -133,9 +133,6 @@ class Crowd:
                 self.save = SaveId(opened.incarnation, 1, self.plan.step, opened.run)
             for rank in self.ranks[member]:
                 self._report(member, remote, self._staged(rank, self.save))
-        elif tag == ev.DrainOrdered.__struct_config__.tag and self.save is not None:
-            nbytes = len(self.ranks[member]) * SEGMENT_NBYTES // 2
-            self._report(member, remote, ev.DrainMoved(job=self.plan.job, save=self.save, nbytes_done=nbytes))
 
     def _attach(self, member: str) -> ev.Fact:
         """Attaches one rank: admission waits for a rank of every node."""

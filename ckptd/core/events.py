@@ -200,6 +200,13 @@ class IncarnationTaken(Event, frozen=True, kw_only=True):
     hopeless: bool = False  # no such directory, no permission: a setting must change
 
 
+class DrainMoved(Event, frozen=True, kw_only=True):
+    """So many bytes of each rank's images are written by this node. It stays here: a status asks for it."""
+
+    save: SaveId
+    by_rank: tuple[tuple[int, int], ...] = ()
+
+
 class ParityDrained(Event, frozen=True, kw_only=True):
     """This node's parity lies on the store, synced, as a vote names it, or ``problem`` says why not."""
 

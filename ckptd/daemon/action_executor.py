@@ -261,9 +261,7 @@ class ActionExecutor:
             lambda reply: self._deliver(
                 ev.Drained(job=job, save=save, problem=problem_of(reply), committed=_was_committed(reply))
             ),
-            progress=lambda progress: self._deliver(
-                ev.DrainMoved(job=job, save=save, nbytes_done=progress.nbytes_done, by_rank=progress.by_rank)
-            ),
+            progress=lambda progress: self._deliver(ev.DrainMoved(job=job, save=save, by_rank=progress.by_rank)),
         )
 
     def _drain_parity(self, action: act.DrainParity) -> None:

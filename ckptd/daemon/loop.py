@@ -26,6 +26,7 @@ from ckptd.daemon.bulk_host import BulkHost
 from ckptd.daemon.event_log import EventLog
 from ckptd.daemon.forget import Forgetting
 from ckptd.daemon.liveness import Liveness, somebody_waits
+from ckptd.daemon.pace import Pace
 from ckptd.daemon.parity_executor import ParityExecutor
 from ckptd.daemon.rank_gateway import RankConnection, RankGateway
 from ckptd.daemon.rank_socket import Incoming, RankSocket
@@ -72,6 +73,7 @@ class Daemon:
         arena = self._arena = open_arena(config)
         self._started = time.monotonic()
         self._plane = self._start_plane(config)
+        self._pace = Pace(self._plane)
         self._node = self._plane.peer.node
         self._catalogue = Catalogue(self._node, Policy.of(config, client_started=config.exit_when_empty))
         self._liveness = Liveness()
@@ -136,7 +138,7 @@ class Daemon:
 
     def _open_status_service(self) -> StatusService:
         sources = Sources(
-            self._node, self._arena, self._catalogue, self._stores, self._plane,
+            self._node, self._arena, self._catalogue, self._stores, self._plane, self._pace,
             refused=lambda: self._socket.refused + self._fence.bugs, problems=self._bulk.problems,
         )  # fmt: skip
         return StatusService(sources, self._gateway.answer)
@@ -159,7 +161,8 @@ class Daemon:
         log.info(line("ready", arena=self._arena.path, node=self._node, pid=os.getpid(), seconds=seconds))
         while not self._ends():
             self._wait()
-            self._work()
+            with self._pace.turn():
+                self._work()
         if self._homeless:  # whatever lies at the arena's path by now is another daemon's
             self._stores.close()
             return 1
@@ -370,6 +373,7 @@ class Daemon:
         try:
             while self._queue:
                 event = self._queue.popleft()
+                self._pace.part(type(event).__name__)
                 if not isinstance(event, ev.DrainMoved):
                     log.debug("event %s", event)
                 for action in self._catalogue.handle(event, time.monotonic()):

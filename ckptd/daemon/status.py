@@ -35,7 +35,7 @@ def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
         scheme=str(view.scheme),
         set_size=view.set_size,
         coordinator=view.coordinator,
-        nodes=[_node(node, _draining(job)) for node in view.nodes[:_MAX_NODES]],
+        nodes=[_node(node, job) for node in view.nodes[:_MAX_NODES]],
         degraded=list(view.degraded),
         preempt_step=_preempt_step(job),
         store_seen=seen,
@@ -80,10 +80,30 @@ def _draining(job: Job) -> Record | None:
     return saves.records.get(saves.active) if saves.active is not None else None
 
 
-def _node(view: NodeView, drain: Record | None) -> NodeStatus:
-    written = [drain.delivered.get(rank, 0) for rank in drain.drainers.get(view.node, ())] if drain is not None else []
-    done = drain.done.get(view.node, 0) if drain is not None else 0
-    voted = drain is not None and view.node in drain.voters
+def drainers(job: Job) -> list[str]:
+    """Other nodes that write their share of the drain that runs, if this one coordinates it."""
+    record = _draining(job)
+    return sorted(set(record.drainers) - record.voters - {job.node.node}) if record is not None else []
+
+
+def _share(job: Job, record: Record, node: str) -> tuple[int, int]:
+    """Bytes of the node's share, and those written as far as they are known here: of others only when they voted."""
+    share = sum(record.delivered.get(rank, 0) for rank in record.drainers.get(node, ()))
+    if node in record.voters:
+        return share, share
+    here = job.node.drain if node == job.node.node else None
+    done = sum(here.done.values()) if here is not None and here.save == record.save else 0
+    return share, min(done, share)
+
+
+def _written(job: Job, record: Record) -> int:
+    known = record.voters | ({job.node.node} & record.drainers.keys())
+    return sum(_share(job, record, node)[1] for node in known)
+
+
+def _node(view: NodeView, job: Job) -> NodeStatus:
+    drain = _draining(job)
+    share, done = _share(job, drain, view.node) if drain is not None else (0, 0)
     return NodeStatus(
         node=view.node,
         domain=view.domain,
@@ -92,9 +112,9 @@ def _node(view: NodeView, drain: Record | None) -> NodeStatus:
         set_index=view.set_index,
         encoded_step=view.encoded_step,
         problem=view.problem,
-        drain_nbytes=sum(written),
-        drain_nbytes_done=sum(written) if voted else min(done, sum(written)),
-        drain_voted=voted,
+        drain_nbytes=share,
+        drain_nbytes_done=done,
+        drain_voted=drain is not None and view.node in drain.voters,
     )
 
 
@@ -150,12 +170,12 @@ def _of_record(record: Record, on_store: bool, protected: bool, now: float) -> C
 
 def _drain(job: Job, now: float) -> DrainStatus | None:
     saves, record = job.coordinator.facts, _draining(job)
+    done = _written(job, record) if record is not None else 0
     if record is None:
         waiting = [r for r in saves.of(State.QUEUED) if r.error]
         record = max(waiting, key=lambda r: r.save, default=None)
     if record is None:
         return None
-    done = sum(record.done.values())
     seconds = max(now - record.drain_since, 1e-6)
     rate = done / seconds
     running = record.state in ON_STORE_WAY
@@ -207,8 +227,9 @@ def one_line(catalogue: Catalogue) -> str:
         staged = saves.newest_staged
         word = f"{key.job}: staged {staged.save.step if staged else '-'}"
         word += f", durable {max(saves.on_store).step if saves.on_store else '-'}"
-        record = saves.records.get(saves.active) if saves.active else None
-        if record is not None and record.nbytes:
-            word += f", draining {record.save.step} {100 * sum(record.done.values()) // record.nbytes} %"
+        if (record := _draining(job)) is not None:
+            share, done = _share(job, record, job.node.node)
+            word += f", draining {record.save.step}"
+            word += f", {100 * done // share} % of this node's share" if share else ""
         words.append(word)
     return "; ".join(words) or "no jobs"

@@ -10,7 +10,7 @@ import msgspec
 from ckptd.shared.base.decoding import decoded
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import JobKey
-from ckptd.shared.protocol.status import JobStatus, NodeReport, NodeStatus
+from ckptd.shared.protocol.status import DrainStatus, JobStatus, NodeReport, NodeStatus
 
 PATIENCE_S = 0.7  # with nodes that do not answer
 _CROWD_S = 0.5  # of nodes that still answer: so long after the last answer
@@ -74,19 +74,34 @@ def joined(own: JobStatus, here: str, report: NodeReport, query: StatusQuery) ->
     whole = answers[own.coordinator].job if own.coordinator in answers else None
     base = whole if whole is not None and (whole.store, whole.job) == (own.store, own.job) else own
     reports = {here: report} | {node: answer.report for node, answer in answers.items()}
-    nodes = [msgspec.structs.replace(node, report=reports.get(node.node)) for node in base.nodes]
+    base = progressed(base, reports)
     return msgspec.structs.replace(
         base,
         ranks=own.ranks,
         errors=own.errors,
-        nodes=[_with_ranks(node, base) for node in nodes],
+        nodes=[msgspec.structs.replace(node, report=reports.get(node.node)) for node in base.nodes],
         silent=[node for node in query.asked.get(job, ()) if node not in answers],
     )
 
 
-def _with_ranks(node: NodeStatus, base: JobStatus) -> NodeStatus:
-    """Bytes that the node itself says it has written are newer than those that its coordinator has received."""
-    if node.report is None or base.drain is None:
+def progressed(job: JobStatus, reports: Mapping[str, NodeReport]) -> JobStatus:
+    """The job and its drain, with the bytes that nodes report as written: each node knows its own and no others'."""
+    if job.drain is None:
+        return job
+    nodes = [_with_ranks(node, reports.get(node.node)) for node in job.nodes]
+    came = sum(node.drain_nbytes_done for node in nodes) - sum(node.drain_nbytes_done for node in job.nodes)
+    return msgspec.structs.replace(job, nodes=nodes, drain=_further(job.drain, came) if came else job.drain)
+
+
+def _further(drain: DrainStatus, nbytes: int) -> DrainStatus:
+    done = min(drain.nbytes_done + nbytes, drain.nbytes)
+    rate = done / max(drain.seconds, 1e-6)
+    left = round((drain.nbytes - done) / rate, 3)
+    return msgspec.structs.replace(drain, nbytes_done=done, bytes_per_s=round(rate, 1), seconds_left=left)
+
+
+def _with_ranks(node: NodeStatus, report: NodeReport | None) -> NodeStatus:
+    if report is None:
         return node
-    done = sum(rank.drain_nbytes_done for rank in node.report.ranks)
+    done = sum(rank.drain_nbytes_done for rank in report.ranks)
     return msgspec.structs.replace(node, drain_nbytes_done=min(node.drain_nbytes, max(node.drain_nbytes_done, done)))

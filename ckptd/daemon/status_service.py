@@ -13,8 +13,9 @@ from ckptd import __version__
 from ckptd.arena.arena import Arena
 from ckptd.core.jobs import Catalogue, Job
 from ckptd.daemon import status as builder
+from ckptd.daemon.pace import Pace
 from ckptd.daemon.rank_socket import Incoming
-from ckptd.daemon.status_query import Answer, StatusQuery, decode_answer, encode_answer, joined
+from ckptd.daemon.status_query import Answer, StatusQuery, decode_answer, encode_answer, joined, progressed
 from ckptd.daemon.steps_service import QUERY_BITS, StepsService
 from ckptd.peers.packets import Answered, Ask, StepsAsked, StepsKnown
 from ckptd.peers.plane import PeerPlane
@@ -29,6 +30,7 @@ _MAX_OWN = 10  # of them, with room for what strangers cause
 _MAX_SURVEYS = 64  # at once; a question beyond that is answered for this node alone
 _SAID_S = 0.5  # how old an answer to another daemon may be
 _MAX_CHARS = 4096  # of an error that travels
+_ASK_AGAIN_S = 0.002  # for each node, between two questions for its progress: so they cost little of the loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Sources:
     catalogue: Catalogue
     stores: Stores
     plane: PeerPlane
+    pace: Pace
     refused: Callable[[], int]  # frames of ranks that were no message
     problems: Callable[[], list[str]]  # what is wrong with the bulk plane, a line each
 
@@ -50,6 +53,7 @@ class _Waiting:
 
     incoming: Incoming
     query: StatusQuery
+    whole: bool  # the reports of the nodes are wanted, too
     jobs: dict[int, JobKey] = field(default_factory=dict)  # id of the question -> what was asked
 
 
@@ -63,6 +67,7 @@ class StatusService:
         self._started = time.monotonic()
         self._waiting: list[_Waiting] = []
         self._said: dict[JobKey, tuple[float, bytes]] = {}  # to other daemons, and when
+        self._progress: dict[JobKey, tuple[float, dict[str, NodeReport]]] = {}  # when it was asked for, and found
         self.errors: dict[JobKey, list[str]] = {}
         self.own: deque[str] = deque(maxlen=MAX_ERRORS)  # what concerns no job
 
@@ -83,14 +88,12 @@ class StatusService:
     def asked(self, incoming: Incoming) -> None:
         """AskStatus: answered now, or once the other nodes have answered."""
         request = incoming.request
-        if not (isinstance(request, AskStatus) and request.nodes) or len(self._waiting) >= _MAX_SURVEYS:
-            self._answer(incoming.identity, StatusReply(reply_to=request.seq, status=self.status()))
+        whole = isinstance(request, AskStatus) and request.nodes
+        others = {key: self._others(job, whole=whole) for key, job in self._from.catalogue.jobs.items()}
+        if not (whole or any(others.values())) or len(self._waiting) >= _MAX_SURVEYS:
+            self._answer(incoming.identity, StatusReply(reply_to=request.seq, status=self._with_progress()))
             return
-        others = {
-            key: [node for node in job.node.membership.nodes if node != self._from.node]
-            for key, job in self._from.catalogue.jobs.items()
-        }
-        waiting = _Waiting(incoming, StatusQuery(others, time.monotonic()))
+        waiting = _Waiting(incoming, StatusQuery(others, time.monotonic()), whole)
         for key, nodes in others.items():
             question = secrets.randbits(QUERY_BITS)
             waiting.jobs[question] = key
@@ -98,6 +101,14 @@ class StatusService:
                 if not self._from.plane.write(key, node, Ask(question, key)):
                     waiting.query.unasked(key, node)
         self._waiting.append(waiting)
+
+    def _others(self, job: Job, *, whole: bool) -> list[str]:
+        """Nodes to ask about the job: all of them, or those that write to the store now, for their progress."""
+        if whole:
+            return [node for node in job.node.membership.nodes if node != self._from.node]
+        writing = builder.drainers(job)
+        asked_at, _ = self._progress.get(job.node.job, (float("-inf"), {}))
+        return writing if time.monotonic() >= asked_at + _ASK_AGAIN_S * len(writing) else []
 
     # --- other daemons
 
@@ -163,7 +174,7 @@ class StatusService:
         self._steps.tick(now)
         for waiting in [one for one in self._waiting if one.query.over(now)]:
             self._waiting.remove(waiting)
-            status = self._answered(waiting.query)
+            status = self._answered(waiting)
             self._answer(waiting.incoming.identity, StatusReply(reply_to=waiting.incoming.request.seq, status=status))
 
     def next_deadline(self) -> float | None:
@@ -178,9 +189,23 @@ class StatusService:
     def _problems(self) -> list[str]:
         return [*list(self.own)[-_MAX_OWN:], *self._from.problems(), *self._from.plane.problems()][:MAX_ERRORS]
 
-    def _answered(self, query: StatusQuery) -> Status:
+    def _answered(self, waiting: _Waiting) -> Status:
+        query, now = waiting.query, time.monotonic()
+        for key, answers in query.answers.items():
+            if query.asked[key]:
+                self._progress[key] = now, {node: answer.report for node, answer in answers.items()}
+        if not waiting.whole:
+            return self._with_progress()
         status = self.status()
         return msgspec.structs.replace(status, jobs=[self._joined(job, query) for job in status.jobs])
+
+    def _with_progress(self) -> Status:
+        """The status, with what nodes said last of the drains that run."""
+        status = self.status()
+        self._progress = {key: found for key, found in self._progress.items() if key in self._from.catalogue.jobs}
+        found = {key: reports for key, (_, reports) in self._progress.items()}
+        jobs = [progressed(job, found.get(JobKey(job.store, job.job), {})) for job in status.jobs]
+        return msgspec.structs.replace(status, jobs=jobs)
 
     def _joined(self, own: JobStatus, query: StatusQuery) -> JobStatus:
         key = JobKey(own.store, own.job)
@@ -203,4 +228,6 @@ class StatusService:
             workers=self._from.stores.status(),
             refused_messages=self._from.refused() + self._from.plane.refused.total(),
             errors=self._problems(),
+            long_turns=self._from.pace.long,
+            longest_turn_s=round(self._from.pace.longest_s, 4),
         )

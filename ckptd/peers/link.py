@@ -20,7 +20,7 @@ _RESEND_S = 0.2  # doubled each time, up to
 _RESEND_MAX_S = 2.0
 _HELLO_S = 0.02  # doubled each time, up to
 _HELLO_MAX_S = 1.0
-_KEEPALIVES = 4  # per timeout
+KEEPALIVES = 4  # per timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Link:
 
     def __init__(self, *, instance: int, timeout_s: float, new_end: Callable[[], int]) -> None:
         self._instance = instance
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._new_end = new_end
         self._end = new_end()
         self._peer_end = 0  # 0: not connected
@@ -61,6 +61,7 @@ class Link:
         self._spare: int | None = None  # of a connected link: the end offered to a newer process that sends hello
         self._offers: list[Packet] = []
         self._updates: list[Update] = []
+        self.keepalive: Packet | None = None  # of a link that is up; replaced as a whole, so any thread may send it
         self._hello_at: float | None = None
         self._hello_wait_s = _HELLO_S
         self._start_over()
@@ -122,10 +123,13 @@ class Link:
             self._spare = self._spare or self._new_end()
             self._offers = [Packet(self._instance, self._spare, packet.end)]
 
-    def step(self, now: float) -> list[Packet]:
-        """Packets to send now."""
-        if self.up and now - self._heard_at >= self._timeout_s:
-            self._give_up(f"silent for {self._timeout_s:g} s")
+    def step(self, now: float, listened_at: float | None = None) -> list[Packet]:
+        """Packets to send now. listened_at: all that had arrived by then was received; none: all that has by now.
+
+        The other side is silent only as long as somebody listens: what arrives in a long turn is not late.
+        """
+        if self.up and (now if listened_at is None else listened_at) - self._heard_at >= self.timeout_s:
+            self._give_up(f"silent for {self.timeout_s:g} s")
         out, self._offers = self._offers, []
         return [*out, *(self._bodies(now) if self.up else self._hellos(now))]
 
@@ -133,7 +137,7 @@ class Link:
         """When ``step`` must be called at the latest; a time in the past: at once."""
         if not self.up:
             return self._hello_at or 0.0
-        times = [self._heard_at + self._timeout_s, self._sent_at + self._timeout_s / _KEEPALIVES]
+        times = [self._heard_at + self.timeout_s, self._sent_at + self.timeout_s / KEEPALIVES]
         if self._queue and self._sent_seq >= self._queue[0][0]:
             times.append(self._resend_at)
         return min(times)
@@ -146,13 +150,14 @@ class Link:
     def _give_up(self, reason: str) -> None:
         self._updates.append(Down(reason))
         self._heard_end, self._peer_end = self._peer_end, 0
-        self._end, self._spare = self._new_end(), None
+        self._end, self._spare, self.keepalive = self._new_end(), None, None
         self._hello_at, self._hello_wait_s = None, _HELLO_S
         self._start_over()
 
     def _connect(self, packet: Packet, now: float) -> None:
         self._start_over()
         self._peer_end, self._heard_end = packet.end, 0
+        self.keepalive = self._packet()
         self._updates.append(Up(fresh=packet.instance != self._peer_instance))
         self._peer_instance = packet.instance
         self._ack_due = True  # the other side may wait for it to be connected too
@@ -188,7 +193,7 @@ class Link:
                 self._sent_seq = seq
         if again:
             self._resend_at = now + self._resend_wait_s
-        if not out and (self._ack_due or now - self._sent_at >= self._timeout_s / _KEEPALIVES):
+        if not out and (self._ack_due or now - self._sent_at >= self.timeout_s / KEEPALIVES):
             out.append(self._packet())
         if out:
             self._sent_at, self._ack_due = now, False

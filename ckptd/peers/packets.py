@@ -9,6 +9,7 @@ from ckptd import __version__
 from ckptd.shared.base.decoding import MALFORMED, decoded
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import JobKey, NodeName
+from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.status import CheckpointStatus
 from ckptd.shared.protocol.topology import Endpoint
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
@@ -174,6 +175,19 @@ def encode_body(body: Body) -> bytes:
     if len(raw) > MAX_BODY_NBYTES:
         raise ProtocolError(f"message to a peer of {len(raw)} bytes exceeds {MAX_BODY_NBYTES}")
     return raw
+
+
+class BodyOnce:
+    """Bodies of messages between nodes. The last is kept: one that goes to many nodes is encoded for the first."""
+
+    def __init__(self) -> None:
+        self._last: tuple[node_messages.Message, bytes] | None = None
+
+    def of(self, message: node_messages.Message) -> bytes:
+        """As encode_body; the same bytes for the same object. Raises ProtocolError when it is too large."""
+        if self._last is None or self._last[0] is not message:
+            self._last = message, encode_body(Message(node_messages.encode(message)))
+        return self._last[1]
 
 
 def decode_body(raw: bytes) -> Body:

@@ -1,6 +1,7 @@
 """The daemons of other nodes: one socket to receive from all, one to each of them, a link with each."""
 
 import logging
+import math
 import secrets
 import time
 from collections import Counter, deque
@@ -13,16 +14,18 @@ from ckptd.core import events as ev
 from ckptd.core.actions import ToNode
 from ckptd.peers.bulk_access import Guest, Offers
 from ckptd.peers.identity import Identity
-from ckptd.peers.link import Down, Got, Link, Up
+from ckptd.peers.keep_alive import KeepAlive
+from ckptd.peers.link import KEEPALIVES, Down, Got, Link, Up
 from ckptd.peers.packets import (
-    MAX_JOBS,
     Ask,
     Body,
+    BodyOnce,
     Bulk,
     Join,
     Leave,
     Mail,
     Message,
+    Packet,
     StepsAsked,
     decode_body,
     decode_envelope,
@@ -43,6 +46,7 @@ from ckptd.shared.protocol.topology import Peer, Topology
 log = logging.getLogger("ckptd")
 _CONNECT_MOST = 32  # per round of the loop: each takes most of a millisecond
 _RECEIVE_MOST = 256  # per round of the loop
+_MOST_S = 0.01  # of a round, for either
 _PATIENCE_S = 600.0  # with a silent peer that the job's present topology does not name
 _MAX_SOCKETS = 1 << 15
 
@@ -70,6 +74,8 @@ class PeerPlane:
     What happens is returned as events by ``receive`` and ``tick``, never from within another call.
     """
 
+    _listened_at = math.inf  # all that had arrived by then was received
+
     def __init__(self, identity: Identity, *, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._identity = identity
         self._node = identity.node
@@ -85,6 +91,8 @@ class PeerPlane:
         self._mail: list[Received] = []
         self._turns = Turns()
         self._offers = Offers()
+        self._once = BodyOnce()
+        self._keep_alive = KeepAlive(self._send_signs_of_life, timeout_s / KEEPALIVES)
         self.refused: Counter[str] = Counter()  # what was dropped, by reason
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
@@ -115,7 +123,7 @@ class PeerPlane:
                 remote.jobs.add(job)
                 self._offers.refresh(remote)
                 self._say(remote, Join(job))
-                self._announce(remote)
+                self._events += remote.shared.announce() if remote.link.up else []
             elif peer.endpoint != remote.named_at:
                 remote.named_at = peer.endpoint
                 remote.move(peer.endpoint)
@@ -147,7 +155,7 @@ class PeerPlane:
         remote = self._up_for(job, node)
         if remote is None:
             return False
-        sent = self._say(remote, Message(node_messages.encode(message)))
+        sent = remote.link.send(self._once.of(message))
         self._flush(remote)
         return sent
 
@@ -165,7 +173,7 @@ class PeerPlane:
 
     def _up_for(self, job: JobKey, node: str) -> Remote | None:
         remote = self._jobs.get(job, {}).get(node)
-        return remote if remote is not None and job in remote.told else None
+        return remote if remote is not None and job in remote.shared.told else None
 
     def take_mail(self) -> list[Received]:
         """Questions and answers that ``receive`` found since the last call."""
@@ -191,18 +199,13 @@ class PeerPlane:
             self._keys[peer.key] += 1
             self._zap.admit(peer.key)
             self._unconnected.append(remote)
+            self._keep_alive.start()
         return self._remotes[place]
 
     def _part(self, remote: Remote, job: JobKey, *, tell: bool = True) -> None:
         self._say(remote, Leave(job))
         self._flush(remote)
-        remote.jobs.discard(job)
-        remote.met.discard(job)
-        if tell:
-            self._lost(remote, {job})
-        else:
-            remote.told.discard(job)
-            remote.awaited.discard(job)
+        self._events += remote.shared.parted(job, tell=tell)
         self._offers.refresh(remote)
         if not remote.jobs:
             place = (remote.peer.node, remote.peer.key)
@@ -218,6 +221,14 @@ class PeerPlane:
         """For a zmq.Poller, to be read by ``receive``."""
         return [self._router, self._zap.pollable]
 
+    def turn_begins(self) -> None:
+        """The loop is at work from now on: should that take long, a thread sends signs of life."""
+        self._keep_alive.begins(time.monotonic())
+
+    def turn_ends(self) -> None:
+        """The loop waits again."""
+        self._keep_alive.ends()
+
     def receive(self) -> list[ev.Event]:
         """What waits, at most so much that the loop continues."""
         now = self._clock()
@@ -227,10 +238,13 @@ class PeerPlane:
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
+                self._listened_at = now
                 break
             remote = self._take(frames, now)
             if remote is not None:
                 touched[id(remote)] = remote
+            if self._clock() >= now + _MOST_S:
+                break
         for remote in touched.values():
             self._flush(remote)
         return self._take_events()
@@ -243,13 +257,14 @@ class PeerPlane:
             if remote.jobs:  # else it was dropped meanwhile
                 remote.connect()
                 self._flush(remote)
+            if self._clock() >= now + _MOST_S:
+                break
         for remote in self._turns.take(now):
             if not remote.jobs:
                 continue
             self._flush(remote)
             remote.look(now)
-            if remote.awaited and now >= remote.awaited_until:
-                self._lost(remote, set(remote.awaited))
+            self._events += remote.shared.overdue(now)
             if remote.down_since is not None and now >= remote.down_since + _PATIENCE_S:
                 self._part_from_former(remote)
         return self._take_events()
@@ -262,6 +277,7 @@ class PeerPlane:
 
     def close(self) -> None:
         """Gives all sockets back. Blocks for a moment, if last words are on their way."""
+        self._keep_alive.close()
         for remote in self._remotes.values():
             remote.close()
         self._remotes.clear()
@@ -300,8 +316,8 @@ class PeerPlane:
         """Does what the link has to tell, then sends what it has to send, until neither is left."""
         now = self._clock()
         while True:
-            for packet in remote.link.step(now):
-                remote.transmit(wrap(packet, self._node, remote.peer.node, self.peer.endpoint))
+            for packet in remote.link.step(now, min(now, self._listened_at)):
+                self._transmit(remote, packet)
             updates = remote.link.take_updates()
             if not updates:
                 break
@@ -314,20 +330,24 @@ class PeerPlane:
                     case Got():
                         self._got(remote, item.body)
         by = remote.link.next_deadline()
-        self._turns.see_to(remote, min(by, remote.awaited_until) if remote.awaited else by)
+        self._turns.see_to(remote, min(by, remote.shared.awaited_until) if remote.shared.awaited else by)
+
+    def _transmit(self, remote: Remote, packet: Packet) -> None:
+        remote.transmit(wrap(packet, self._node, remote.peer.node, self.peer.endpoint))
+
+    def _send_signs_of_life(self) -> None:
+        """In a thread of its own, in the middle of a long turn."""
+        for remote in list(self._remotes.values()):
+            packet = remote.link.keepalive
+            if packet is not None:
+                self._transmit(remote, packet)
 
     # --- what the link reports
 
     def _up(self, remote: Remote, now: float, *, fresh: bool) -> None:
         remote.down_since, remote.left = None, False
-        remote.theirs.clear()
-        if fresh:
-            remote.met.clear()
-            remote.foreign = ""
-        # It will join again in a moment; only if it does not is it lost to the job.
-        remote.awaited |= remote.told
-        remote.awaited_until = now + self._timeout_s
-        remote.told.clear()
+        remote.foreign = "" if fresh else remote.foreign
+        remote.shared.connected(now, fresh=fresh)
         self._offers.withdraw(remote)
         self._say(remote, self._offers.renew(remote))
         for job in sorted(remote.jobs):
@@ -335,9 +355,8 @@ class PeerPlane:
 
     def _down(self, remote: Remote, now: float) -> None:
         remote.down_since = now
-        remote.theirs.clear()
         self._offers.withdraw(remote)
-        self._lost(remote, remote.told | remote.awaited)
+        self._events += remote.shared.disconnected()
         self._unconnected.append(remote)  # what fills the old connection is of no use any more
 
     def _got(self, remote: Remote, raw: bytes) -> None:
@@ -345,13 +364,10 @@ class PeerPlane:
             body = decode_body(raw)
             match body:
                 case Join(job=job):
-                    if len(remote.theirs) < MAX_JOBS:
-                        remote.theirs.add(job)
-                        self._announce(remote)
+                    self._events += remote.shared.joined(job)
                 case Leave(job=job):
-                    remote.theirs.discard(job)
-                    remote.left = not remote.theirs
-                    self._lost(remote, {job})
+                    self._events += remote.shared.left(job)
+                    remote.left = not remote.shared.theirs
                 case Bulk():
                     self._offers.take(remote, body)
                 case Message(message=message):
@@ -375,22 +391,6 @@ class PeerPlane:
             self.refused["sender"] += 1
         else:
             self._events.append(message)
-
-    def _announce(self, remote: Remote) -> None:
-        """PeerUp for each job that both name by now."""
-        if not remote.link.up:
-            return
-        for job in sorted((remote.jobs & remote.theirs) - remote.told):
-            remote.told.add(job)
-            remote.awaited.discard(job)
-            self._events.append(ev.PeerUp(job=job, node=remote.peer.node, fresh=job not in remote.met))
-            remote.met.add(job)
-
-    def _lost(self, remote: Remote, jobs: set[JobKey]) -> None:
-        for job in sorted(jobs & (remote.told | remote.awaited)):
-            self._events.append(ev.PeerDown(job=job, node=remote.peer.node))
-        remote.told -= jobs
-        remote.awaited -= jobs
 
     def _say(self, remote: Remote, body: Body) -> bool:
         return remote.link.send(encode_body(body))

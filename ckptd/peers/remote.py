@@ -3,6 +3,7 @@
 import contextlib
 import math
 import struct
+import threading
 
 import msgspec
 import zmq
@@ -10,6 +11,7 @@ import zmq
 from ckptd.peers.keys import KeyPair
 from ckptd.peers.link import Link
 from ckptd.peers.packets import Bulk
+from ckptd.peers.shared_jobs import SharedJobs
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer
 
@@ -33,18 +35,14 @@ class Remote:
         self._context = context
         self._keys = keys
         self._socket: zmq.Socket[bytes] | None = None
+        self._using = threading.Lock()  # the socket, between the loop and the thread that sends signs of life
         self._monitor: zmq.Socket[bytes] | None = None
         self._refused = False
         self.peer = peer
         self.named_at = peer.endpoint  # by a rank; what the daemon itself says of its endpoint counts for more
         self.link = link
         self.down_since: float | None = None
-        self.jobs: set[JobKey] = set()  # this daemon shares with it
-        self.theirs: set[JobKey] = set()  # it says it shares
-        self.told: set[JobKey] = set()  # PeerUp was given for
-        self.awaited: set[JobKey] = set()  # PeerUp was given, and its new process or link has not joined yet
-        self.awaited_until = 0.0
-        self.met: set[JobKey] = set()  # PeerUp was given at some time for this process
+        self.shared = SharedJobs(peer.node, link.timeout_s)
         self.offer: Bulk | None = None  # made to it, for the present connection
         self.bulk: Bulk | None = None  # it made
         self.due = math.inf  # when its plane looks at it, at the latest
@@ -54,6 +52,11 @@ class Remote:
         self.foreign = ""  # a message of this process that only another release of ckptd knows
         self._obstacle = ""  # why there is no socket to it, for now
         self._tried_at = 0.0
+
+    @property
+    def jobs(self) -> set[JobKey]:
+        """That this daemon shares with it."""
+        return self.shared.ours
 
     def connect(self) -> None:
         """A new connection; what waits on the old one is dropped. To be called again after an endpoint changed.
@@ -71,7 +74,15 @@ class Remote:
             self._obstacle = f"no connection can be made: {error}"
 
     def _connect(self) -> None:
-        self._socket = made = self._context.socket(zmq.DEALER)
+        made = self._context.socket(zmq.DEALER)
+        try:
+            self._set_up(made)
+        except (zmq.ZMQError, ValueError):
+            made.close(0)
+            raise
+        self._socket = made
+
+    def _set_up(self, made: "zmq.Socket[bytes]") -> None:
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.SNDHWM, _HWM),
@@ -100,9 +111,9 @@ class Remote:
             self.connect()
 
     def transmit(self, frame: bytes) -> None:
-        """Hands a packet to ZeroMQ, or drops it when there is no connection, or no room."""
-        if self._socket is not None:
-            with contextlib.suppress(zmq.ZMQError):
+        """Hands a packet to ZeroMQ, or drops it when there is no connection, or no room. From any thread."""
+        with self._using, contextlib.suppress(zmq.ZMQError):
+            if self._socket is not None:
                 self._socket.send(frame, zmq.NOBLOCK)
 
     def close(self) -> None:
@@ -111,9 +122,10 @@ class Remote:
 
     def _disconnect(self, linger_ms: int) -> None:
         self._unwatch()
-        if self._socket is not None:
-            self._socket.close(linger_ms)
-        self._socket = None
+        with self._using:
+            if self._socket is not None:
+                self._socket.close(linger_ms)
+            self._socket = None
 
     @property
     def host(self) -> str:

@@ -23,6 +23,10 @@ def families(status: Status) -> Iterator[Metric]:
     refused = CounterMetricFamily("ckptd_refused_messages", "Frames that were no valid message.")
     refused.add_metric([], status.refused_messages)
     yield refused
+    turns = CounterMetricFamily("ckptd_long_turns", "Turns of the daemon's loop above 50 ms.")
+    turns.add_metric([], status.long_turns)
+    yield turns
+    yield _gauge("longest_turn_seconds", "The longest turn of the daemon's loop.", status.longest_turn_s)
     yield from _of_stores(status)
     yield from _of_jobs(status)
 

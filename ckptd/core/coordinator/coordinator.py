@@ -113,7 +113,6 @@ class Coordinator:
             ev.DrainAsked: lambda _node, _event, now: self.saves.drain_newest(now),
             ev.PreemptAsked: lambda _, event, now: self.preemption.asked(event, self.sessions, now),
             ev.StepsRead: lambda node, event, _: self.preemption.read(node, event),
-            ev.DrainMoved: lambda node, event, _: self.saves.moved(node, event),
             ev.Drained: self._voted,
             ev.VoteWritten: self._voted,
             ev.LoadAsked: self._load_asked,

@@ -112,7 +112,7 @@ class Drains:
         self._facts.active = record.save
         self._facts.move(record, On.STORE_FREE)
         record.drain_since = now
-        record.voters, record.done, record.commit_failures, record.drainers = set(), {}, 0, {}
+        record.voters, record.commit_failures, record.drainers = set(), 0, {}
         for rank, nodes in sorted(record.held.items()):
             able = nodes & self._facts.links.up
             if not able:
@@ -167,12 +167,6 @@ class Drains:
         """A drain that needs the node is tried again later."""
         record = self._waits_for(node)
         return self._drain_failed(record, f"node {node} does not answer", now) if record is not None else []
-
-    def moved(self, node: str, event: ev.DrainMoved) -> list[Action]:
-        """Bytes written so far at a node."""
-        if event.save in self._facts.records:
-            self._facts.records[event.save].done[node] = event.nbytes_done
-        return []
 
     def voted(self, node: str, save: SaveId, problem: str, now: float) -> list[Action]:
         """A node's files and vote are synced, or why not."""

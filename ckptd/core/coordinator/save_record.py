@@ -33,7 +33,6 @@ class Record:
     where: Where | None = None  # as far as that is known
     drainers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node -> ranks whose segments it writes
     voters: set[str] = field(default_factory=set)
-    done: dict[str, int] = field(default_factory=dict)  # node -> bytes on the store
     drain_since: float = 0.0
     first_failure: float | None = None
     failures: int = 0

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Drain, ToNode, WriteVote
 from ckptd.core.node.membership import Membership
@@ -122,10 +120,10 @@ class DrainShare:
         return [slot for slot in self._slots.holding(save) if slot.rank in self._mine]
 
     def moved(self, event: ev.DrainMoved) -> list[Action]:
-        """Bytes that are written. Reports their sum to the coordinator."""
+        """Bytes that are written, for a status to ask for."""
         if event.save == self.save:
             self.done = dict(event.by_rank)
-        return [self._report(replace(event, by_rank=()))]
+        return []
 
     def drained(self, event: ev.Drained) -> list[Action]:
         """The files are synced, or why not. It may have been begun before it was ordered again, for fewer ranks."""

@@ -212,14 +212,6 @@ class Encoded(Event, frozen=True, kw_only=True, tag="encoded"):
     problem: Text = ""
 
 
-class DrainMoved(Event, frozen=True, kw_only=True, tag="drain-moved"):
-    """So many bytes of this node's share are written. by_rank: of whose images; said on this node only."""
-
-    save: SaveId
-    nbytes_done: Nbytes
-    by_rank: Annotated[tuple[tuple[Rank, Nbytes], ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
-
-
 class Drained(Event, frozen=True, kw_only=True, tag="drained"):
     """This node's files are written and synced, or ``problem`` says why not."""
 
@@ -295,6 +287,6 @@ class FormerNodeReported(Event, frozen=True, kw_only=True, tag="former-node-repo
 # All that a peer can say of itself: a Report of anything else is refused.
 Fact = (
     RankFound | RankAttached | RankGone | RankDetached | SegmentStaged | SaveSkipped | DrainAsked | PreemptAsked
-    | StepsRead | SlotsAwaited | LoadAsked | LoadReported | SegmentReleased | SegmentFetched | Encoded | DrainMoved
-    | Drained | VoteWritten | NodeHas | JoinRequested | FormerNodeReported
+    | StepsRead | SlotsAwaited | LoadAsked | LoadReported | SegmentReleased | SegmentFetched | Encoded | Drained
+    | VoteWritten | NodeHas | JoinRequested | FormerNodeReported
 )  # fmt: skip

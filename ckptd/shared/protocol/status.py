@@ -148,3 +148,5 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerStatus]
     refused_messages: int
     errors: list[str]
+    long_turns: int = 0  # of the daemon's loop, above 50 ms: ranks and other nodes wait for each
+    longest_turn_s: float = 0.0

@@ -65,6 +65,7 @@ def test_a_busy_daemon(told):
     assert of(told, "ckptd_arena_budget_bytes") == 1200 * GIB
     assert of(told, "ckptd_arena_used_bytes") == 768 * GIB
     assert of(told, "ckptd_refused_messages_total") == 1
+    assert (of(told, "ckptd_long_turns_total"), of(told, "ckptd_longest_turn_seconds")) == (3, 0.25)
     assert of(told, "ckptd_store_problem", store="/s") == 1
     assert of(told, "ckptd_info", version="0.1.0", node="node03") == 1
 

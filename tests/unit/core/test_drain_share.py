@@ -49,6 +49,13 @@ def test_an_orphaned_drain_goes_on_to_its_vote_once_a_successor_orders_it(again)
     assert share.save == (SAVE if again else None)
 
 
+def test_its_progress_stays_on_the_node():
+    share = a_share()
+    share.order(ORDER)
+    assert share.moved(ev.DrainMoved(job=KEY, save=SAVE, by_rank=((0, 7),))) == []
+    assert share.done == {0: 7}
+
+
 def test_what_was_written_for_none_is_written_again_for_the_successor():
     share = a_share()
     share.order(ORDER)

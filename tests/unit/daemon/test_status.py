@@ -86,7 +86,7 @@ def test_a_drain_that_runs():
     job = running()
     job.stage_all(ONE)
     job.tick(4.0)
-    job.say(ev.DrainMoved(job=KEY, save=ONE, nbytes_done=8, by_rank=((0, 3), (1, 5))))
+    job.say(ev.DrainMoved(job=KEY, save=ONE, by_rank=((0, 3), (1, 5))))
     job_status = shown(job)
     assert job_status.checkpoints == [a_checkpoint(ONE, phase="draining", age_s=4.0)]
     assert job_status.drain == DrainStatus(
@@ -102,7 +102,7 @@ def test_a_drain_that_is_committed_now():
     job = running()
     job.stage_all(ONE)
     job.digest_all(ONE)
-    job.say(ev.DrainMoved(job=KEY, save=ONE, nbytes_done=20, by_rank=((0, 10), (1, 10))))
+    job.say(ev.DrainMoved(job=KEY, save=ONE, by_rank=((0, 10), (1, 10))))
     job.say(ev.Drained(job=KEY, save=ONE))
     job.say(ev.VoteWritten(job=KEY, save=ONE))
     assert shown(job).checkpoints == [a_checkpoint(ONE, phase="committing")]
@@ -202,7 +202,7 @@ def test_the_line_for_systemd():
     assert status.one_line(Catalogue("node", Policy())) == "no jobs"
     assert status.one_line(job.catalogue) == "job: staged -, durable -"
     job.stage_all(ONE)
-    job.say(ev.DrainMoved(job=KEY, save=ONE, nbytes_done=5, by_rank=()))
-    assert status.one_line(job.catalogue) == "job: staged 10, durable -, draining 10 25 %"
+    job.say(ev.DrainMoved(job=KEY, save=ONE, by_rank=((0, 2), (1, 3))))
+    assert status.one_line(job.catalogue) == "job: staged 10, durable -, draining 10, 25 % of this node's share"
     job.drain(ONE)
     assert status.one_line(job.catalogue) == "job: staged 10, durable 10"

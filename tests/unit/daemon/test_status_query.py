@@ -81,6 +81,19 @@ def test_the_word_of_a_node_on_its_own_drain_is_newer():
     assert [node.drain_nbytes_done // a_status.GIB for node in made.nodes] == [19, 19, 0]
 
 
+def test_the_drain_s_progress_is_the_sum_of_what_its_nodes_say():
+    nodes = [a_status.node(number, drain_nbytes=40 * a_status.GIB) for number in range(3)]
+    running = msgspec.structs.replace(a_status.drain(), nbytes=120 * a_status.GIB, nbytes_done=0, seconds=19.0)
+    own = msgspec.structs.replace(a_job(), nodes=nodes, drain=running)
+    made = status_query.progressed(own, {"node00": a_status.report(0), "node02": a_status.report(2)})
+    assert made.drain is not None
+    assert (made.drain.nbytes_done, made.drain.bytes_per_s) == (38 * a_status.GIB, 2.0 * a_status.GIB)
+    assert made.drain.seconds_left == 41.0
+    assert [node.report for node in made.nodes] == [None] * 3, "only those that ask for reports get them"
+    assert status_query.progressed(own, {}) == own
+    assert status_query.progressed(a_job(), {"node00": a_status.report(0)}) == a_job()
+
+
 @pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x80", b"x" * 100, msgspec.msgpack.encode({"report": None})])
 def test_what_is_no_answer_is_refused(raw):
     with pytest.raises(ProtocolError, match="malformed answer"):

@@ -123,7 +123,7 @@ def test_a_message_of_a_job_that_is_not_shared_is_dropped_and_counted(pair, nest
     b = pair.planes["a"]._jobs[JOB]["b"]
     wrong = staged("a", 5, OTHER)
     if nested:
-        wrong = ev.Report(job=JOB, node="a", event=ev.DrainMoved(job=OTHER, save=SaveId(1, 1, 1, RUN), nbytes_done=1))
+        wrong = ev.Report(job=JOB, node="a", event=ev.Drained(job=OTHER, save=SaveId(1, 1, 1, RUN)))
     pair.planes["a"]._say(b, packets.Message(node_messages.encode(wrong)))
     pair.planes["a"]._flush(b)
     pair.until(lambda: pair.planes["b"].refused["job"] == 1)
@@ -617,7 +617,7 @@ def test_a_turn_costs_what_is_due_however_many_peers_there_are(world, monkeypatc
     steps = [0]
     real = Link.step
 
-    def step(link, at):
+    def step(link, at, _listened_at):
         steps[0] += 1
         link._heard_at = at  # they answer
         return real(link, at)

@@ -1,0 +1,65 @@
+"""Turns of the loop: the long ones are counted, and the log names their longest part."""
+
+import logging
+
+import pytest
+
+from ckptd.daemon.pace import LONG_S, Pace
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Plane:
+    def __init__(self):
+        self.heard = []
+
+    def turn_begins(self):
+        self.heard.append("begins")
+
+    def turn_ends(self):
+        self.heard.append("ends")
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_long_turns_are_counted_and_named(clock, caplog):
+    caplog.set_level(logging.INFO, "ckptd")
+    pace = Pace(Plane(), clock)
+    with pace.turn():
+        clock.now += 0.01
+        pace.part("LoadAsked")
+        clock.now += 0.3
+        pace.part("SaveStaged")
+        clock.now += 0.02
+    with pace.turn():
+        clock.now += LONG_S
+    assert (pace.long, round(pace.longest_s, 3)) == (1, 0.33)
+    (said,) = caplog.messages
+    assert "mostly=LoadAsked" in said
+    assert "part_s=0.3" in said
+
+
+def test_many_long_turns_make_few_lines(clock, caplog):
+    caplog.set_level(logging.INFO, "ckptd")
+    pace = Pace(Plane(), clock)
+    for _ in range(30):
+        with pace.turn():
+            clock.now += 1.0
+    assert pace.long == 30
+    assert 3 <= len(caplog.messages) <= 4
+
+
+def test_the_plane_knows_when_a_turn_is_over_however_it_ends(clock):
+    plane = Plane()
+    pace = Pace(plane, clock)
+    with pytest.raises(KeyError), pace.turn():
+        raise KeyError
+    assert plane.heard == ["begins", "ends"]
