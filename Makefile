@@ -23,7 +23,7 @@ SHARE ?=
 # ckptd anew, which is a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo unit test simulate simulate-slow mutants test-matrix frameworks-test golden golden-wire bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel longest faults guards histories kills polite mistakes cluster-test docs clean
+.PHONY: help venv demo unit test simulate simulate-slow scale mutants test-matrix frameworks-test golden golden-wire bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel longest faults guards histories kills polite mistakes cluster-test docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ simulate: $(DEV) ## seeds of the simulator: COUNT=1000 NODES=64 SEED=0
 
 simulate-slow: $(DEV) ## hours of saving to a store that is ten times too slow: COUNT=1 NODES="1 4 8"
 	PYTHONPATH=.:client $(BIN)/python -m tests.simulation.slow_store --seeds $(if $(filter file,$(origin COUNT)),1,$(COUNT)) --nodes $(if $(filter file,$(origin NODES)),1 4 8,$(NODES))
+
+scale: $(DEV) ## jobs of many simulated nodes whose daemons take time, against bars: NODES="64 256 1000" ONLY="connect load"
+	PYTHONPATH=.:client $(BIN)/python -m tests.simulation.scale $(ONLY) --nodes $(if $(filter file,$(origin NODES)),64 256 1000,$(NODES))
 
 mutants: $(DEV) ## mutants of every kind of file through every reader: COUNT=1000 SEED=0 KIND=; one again: ONE=0-17
 	PYTHONPATH=.:client $(BIN)/python -W ignore -m tests.hostile.mutants $(if $(ONE),--one $(ONE),$(COUNT) $(SEED)) $(if $(KIND),"$(KIND)")

@@ -124,9 +124,12 @@ class Catalogue:
 
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""
-        parts = ((job.coordinator, job.node, job.node.drain.parity) for job in self.jobs.values())
-        machines = (part for of_one in parts for part in of_one)
-        return min((t for machine in machines if (t := machine.next_deadline()) is not None), default=None)
+        due: float | None = None
+        for job in self.jobs.values():
+            for machine in (job.coordinator, job.node, job.node.drain.parity):
+                at = machine.next_deadline()
+                due = at if due is None or (at is not None and at < due) else due
+        return due
 
     @property
     def empty(self) -> bool:

@@ -7,16 +7,15 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tests.simulation.run import BrokenError, Outcome, play
 
 
-def attempt(
-    seed: int, nodes: int, scheme: str | None, seconds: float, compound: float
-) -> Outcome | tuple[int, str, str]:
+def attempt(seed: int, nodes: int, options: dict[str, Any]) -> Outcome | tuple[int, str, str]:
     """What became of a seed: its outcome, or seed, problem and transcript."""
     try:
-        return play(seed, nodes=nodes, scheme=scheme, seconds=seconds, compound=compound)
+        return play(seed, nodes=nodes, **options)
     except BrokenError as error:
         return (seed, error.problem, str(error))
 
@@ -31,6 +30,7 @@ def main() -> int:
     parser.add_argument("--scheme", choices=["none", "xor", "double"])
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--compound", type=float, default=0.0, help="chance that a fault is several, at a coordinator")
+    parser.add_argument("--slower", type=float, default=0.0, help="what daemons do takes time; 1: as on a machine")
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no seed after so long")
     parser.add_argument("--save", help="a directory for the transcripts of failing seeds")
     args = parser.parse_args()
@@ -41,7 +41,8 @@ def main() -> int:
     totals: dict[str, Counter[str]] = {"faults": Counter(), "told": Counter(), "counts": Counter()}
     with ProcessPoolExecutor(args.jobs) as pool:
         seeds = range(args.first_seed, args.first_seed + args.count)
-        futures = [pool.submit(attempt, seed, args.nodes, args.scheme, args.seconds, args.compound) for seed in seeds]
+        options = {name: getattr(args, name) for name in ("scheme", "seconds", "compound", "slower")}
+        futures = [pool.submit(attempt, seed, args.nodes, options) for seed in seeds]
         for future in futures:
             if args.minutes and time.monotonic() - began > 60 * args.minutes and future.cancel():
                 continue

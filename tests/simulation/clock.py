@@ -13,6 +13,7 @@ class Clock:
         self.now = 0.0
         self.random = Random(seed)
         self.steps = 0
+        self.steady = False  # True: nothing takes as long as it rarely does
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
 
@@ -45,6 +46,6 @@ class Clock:
 
     def mostly(self, usual: float, rarely: float, probability: float = 0.02) -> float:
         """A duration about as usual, and now and then up to the rare one."""
-        if self.random.random() < probability:
+        if self.random.random() < probability and not self.steady:
             return usual + (rarely - usual) * self.random.random()
         return usual * (0.5 + self.random.random())

@@ -92,7 +92,7 @@ class ActionExecutor:
                     outside=action.outside,
                     former=action.former,
                 )
-                machine.meet(job, action.topology.peers if self._world.keeping_is_meeting else ())
+                machine.keep(job, action.topology)
             case act.StopEncode():
                 for key, running in list(self._running.get(machine.name, {}).items()):
                     it = running.action
@@ -127,10 +127,28 @@ class ActionExecutor:
             running.vote = self._make_vote(machine, action)
         usual = _USUAL_S[type(action)]
         late = self._written_after_s(machine, action) if isinstance(action, act.Drain) else 0.0
-        clock.after(late or clock.mostly(usual, usual * 20), self._due, serial, running)
+        late = late or clock.mostly(usual, usual * 20)
+        clock.after(late, self._due, serial, running)
+        if isinstance(action, act.Drain) and world.progress_s:
+            clock.after(world.progress_s, self._moved, running, late)
+
+    def _moved(self, running: Running, lasts_s: float) -> None:
+        """The worker reports how much of a drain is written."""
+        machine, action = running.machine, running.action
+        if running.over or running.life != machine.life or machine.catalogue is None:
+            return
+        share = min(1.0, (self._world.clock.now - running.since) / lasts_s)
+        if self._world.store(action.job).mode != "silent":
+            slots = (machine.arena.slot(action.job, name) for name in action.slots)
+            by_rank = tuple((slot.rank, int(share * slot.seal.image_nbytes)) for slot in slots if slot is not None)
+            done = sum(nbytes for _, nbytes in by_rank)
+            machine.say(make(ev.DrainMoved, job=action.job, save=action.save, nbytes_done=done, by_rank=by_rank))
+        self._world.clock.after(self._world.progress_s, self._moved, running, lasts_s)
 
     def _written_after_s(self, machine: Machine, action: act.Drain) -> float:
         """When a store of a known speed has these slots' bytes, all nodes together; 0: it has no speed of its own."""
+        if self._world.drain_s:
+            return self._world.drain_s
         slots = [machine.arena.slot(action.job, name) for name in action.slots]
         nbytes = sum(slot.seal.image_nbytes for slot in slots if slot is not None)
         return self._world.store(action.job).written_after_s(self._world.clock.now, nbytes)
@@ -237,7 +255,7 @@ class ActionExecutor:
     def _reach(self, machine: Machine, job: JobKey, node: str, seal: Seal) -> Seal:
         """The seal of that very segment at the node, if bytes can be pulled from it now."""
         other = self._world.nodes.get(node)
-        if other is None or not other.up or not self._world.network.connected(machine.name, node):
+        if other is None or not other.up or not self._world.network.connected(machine.name, node, job):
             raise StoreError(f"{node} cannot be reached")
         slot = other.arena.holding(job, seal.rank, seal.save) if seal.save is not None else None
         if slot is None or slot.seal != seal or seal.state is not SlotState.DIGESTED:
@@ -272,7 +290,7 @@ class ActionExecutor:
 
         def has_parity(member: int) -> bool:
             node = self._world.nodes.get(dict(action.chunks).get(member, ""))
-            if node is None or not node.up or not self._world.network.connected(machine.name, node.name):
+            if node is None or not node.up or not self._world.network.connected(machine.name, node.name, job):
                 return False
             there = node.arena.job(job).chunks.get((chunk.save, chunk.epoch))
             return there is not None and there.index == member and there.columns == chunk.columns

@@ -8,7 +8,7 @@ from ckptd.core import events as ev
 from ckptd.core.jobs import Catalogue
 from ckptd.shared.base.ids import JobKey, incarnation_at
 from ckptd.shared.format.slot import SlotState
-from ckptd.shared.protocol.topology import Peer
+from ckptd.shared.protocol.topology import Peer, Topology
 from tests.simulation.arena import Arena
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Machine:
         self.life = next(self.world.lives)
         self.catalogue = Catalogue(self.name, self.world.policy)
         self.known, self.watched, self.seen = {}, set(), {}
+        self._begun()
         self.world.log(self, "daemon starts, life", self.life)
         life = self.life
         for job, number in sorted(self.arena.numbers.items()):
@@ -80,6 +81,9 @@ class Machine:
             self._adopt(job)
             if self.life != life or self.catalogue is None:
                 return
+
+    def _begun(self) -> None:
+        """A daemon process is there, and has done nothing yet."""
 
     def _adopt(self, job: JobKey) -> None:
         memory = self.arena.jobs[job]
@@ -189,29 +193,32 @@ class Machine:
             self._turn()
 
     def _turn(self) -> None:
-        life = self.life
+        """All that waits, then what is due: a core that waits for more than it says is found out."""
         if self._busy:
             return
+        life, due, ticked = self.life, None, False
         self._busy = True
         try:
-            while self._queue and self.catalogue is not None and self.life == life:
-                event = self._queue.popleft()
-                self.world.saw(self, event)
-                self.all_of(self.catalogue.handle(event, self.now))
-            if self.catalogue is not None and self.life == life:
+            while self.catalogue is not None and self.life == life:
+                if self._queue:
+                    event = self._queue.popleft()
+                    self.world.saw(self, event)
+                    self.all_of(self.catalogue.handle(event, self.now))
+                    ticked = False
+                    continue
+                due = self.catalogue.next_deadline()
+                if due is None or due > self.now:
+                    break
+                assert not ticked, f"{self.name}: the loop would spin: due {due}, now {self.now}"
                 self.all_of(self.catalogue.tick(self.now))
+                ticked = True
         finally:
             self._busy = False
         if self.catalogue is None or self.life != life:
             return
-        if self._queue:
-            self._turn()
-            return
         if self.world.thorough or self.world.events % 16 == 0:
             self.catalogue.check()
-        due = self.catalogue.next_deadline()
         if due is not None:
-            assert due > self.now, f"{self.name}: the loop would spin: due {due}, now {self.now}"
             when = due - self.offset
             if self._wake_at is None or when < self._wake_at:
                 self._wake_at = when
@@ -238,10 +245,10 @@ class Machine:
         self.world.did(self, action)
         match action:
             case act.ToRank():
-                self.world.to_rank(self, action)
+                self._to_rank(action)
             case act.ToNode():
                 assert action.node is not None, f"{self.name}: {type(action.message).__name__} is addressed to nobody"
-                self.world.network.send(self.name, action.node, action.message)
+                self._to_node(action, action.node)
             case act.MeetPeers():
                 self.meet(action.job, action.peers)
             case act.Note():
@@ -249,14 +256,24 @@ class Machine:
             case _:
                 self.world.effects.perform(self, action)
 
+    def _to_rank(self, action: act.ToRank) -> None:
+        self.world.to_rank(self, action)
+
+    def _to_node(self, action: act.ToNode, node: str) -> None:
+        self.world.network.send(self.name, node, action.message)
+
     # --- peers
 
     def meet(self, job: JobKey, peers: tuple[Peer, ...]) -> None:
         """Accept these daemons, and talk to them."""
         known = self.known.setdefault(job, {})
-        for peer in peers:
-            known[peer.node] = peer.arena
-        self.world.network.met(self.name, [peer.node for peer in peers])
+        fresh = {peer.node: peer.arena for peer in peers if known.get(peer.node) != peer.arena}
+        known |= fresh
+        self.world.network.met(self.name, list(fresh))
+
+    def keep(self, job: JobKey, topology: Topology) -> None:
+        """The daemons of the job's session: ranks or a coordinator named them before."""
+        self.meet(job, topology.peers if self.world.keeping_is_meeting else ())
 
     def knows(self, job: JobKey, other: "Machine") -> bool:
         """Whether this life accepts that daemon for the job."""

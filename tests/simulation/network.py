@@ -18,6 +18,8 @@ DELAY_S = 0.0005
 RESENT_S = 0.4
 PEER_TIMEOUT_S = 10.0
 
+Sides = tuple[frozenset[str], frozenset[str]]  # of a partition
+
 
 @dataclass(eq=False, slots=True)
 class Tie:
@@ -48,7 +50,7 @@ class Network:
         self._nodes = nodes
         self._links: dict[tuple[str, str], Link] = {}
         self._of: dict[str, dict[str, Link]] = {}
-        self.partitions: list[tuple[frozenset[str], frozenset[str]]] = []
+        self.partitions: list[Sides] = []
         self.sent: Counter[str] = Counter()  # messages of each node
         self.nbytes: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
@@ -61,7 +63,7 @@ class Network:
         ends = (a, b) if a < b else (b, a)
         found = self._links.get(ends)
         if found is None:
-            found = self._links[ends] = Link(ends, blocks=sum(_between(p, a, b) for p in self.partitions))
+            found = self._links[ends] = Link(ends, blocks=sum(is_between(p, a, b) for p in self.partitions))
             self._of.setdefault(a, {})[b] = found
             self._of.setdefault(b, {})[a] = found
         return found
@@ -166,13 +168,13 @@ class Network:
         self._clock.after(seconds, self._heal, sides)
 
     def _between(self, some: frozenset[str], others: frozenset[str]) -> list[Link]:
-        return [link for ends, link in self._links.items() if _between((some, others), *ends)]
+        return [link for ends, link in self._links.items() if is_between((some, others), *ends)]
 
     def _silent(self, link: Link, tie: Tie, node: str) -> None:
         if link.tie is tie and link.blocks:
             self.give_up(link, told_at_once=node)
 
-    def _heal(self, sides: tuple[frozenset[str], frozenset[str]]) -> None:
+    def _heal(self, sides: Sides) -> None:
         if sides not in self.partitions:
             return
         self.partitions.remove(sides)
@@ -189,7 +191,7 @@ class Network:
         for sides in list(self.partitions):
             self._heal(sides)
 
-    def connected(self, a: str, b: str) -> bool:
+    def connected(self, a: str, b: str, _job: JobKey) -> bool:
         """Whether bulk bytes can flow: the peers are tied."""
         found = self._links.get((a, b) if a < b else (b, a))
         return a == b or (found is not None and found.tie is not None and found.blocks == 0)
@@ -202,7 +204,7 @@ class Network:
         Dropped without a word unless the sender was told PeerUp.
         """
         self.sent[node] += 1
-        self.kinds[_kind(message)] += 1
+        self.kinds[kind_of(message)] += 1
         raw = node_messages.encode(message)
         self.nbytes[node] += len(raw)
         link = self._of.get(node, {}).get(other)
@@ -237,11 +239,11 @@ class Network:
         machine.say(message)
 
 
-def _between(sides: tuple[frozenset[str], frozenset[str]], a: str, b: str) -> bool:
+def is_between(sides: Sides, a: str, b: str) -> bool:
     some, others = sides
     return (a in some and b in others) or (b in some and a in others)
 
 
-def _kind(message: ev.Event) -> str:
+def kind_of(message: ev.Event) -> str:
     inner = message.event if isinstance(message, ev.Report) else message
     return type(inner).__name__

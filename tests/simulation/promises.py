@@ -8,7 +8,6 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.messages import End, LoadFrom, Milestone, Progress, Tier
 from ckptd.shared.protocol.parity_types import ParityChunk
-from tests.simulation import replicas
 from tests.simulation.truth import Promise, SaveTruth, Truth
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class Promises:
         size, found = self.size_of(proc.job, save), self.of(proc.job).saves.get(save)
         if size != proc.session.world_size or proc.session.relaid:
             return set(range(size))
-        return replicas.needed(found.said, proc.rank) if found is not None else {proc.rank}
+        return found.needed(proc.rank) if found is not None else {proc.rank}
 
     # --- the arenas change
 
@@ -165,8 +164,8 @@ class Promises:
             self.told_of["staged"] += 1
             if not durable:
                 assert found is not None, f"{proc} was told that {save} is staged, and nothing of it was ever"
-                sealed = sorted(found.contents)  # some may have been lost with their node while the word went round
-                assert len(sealed) == found.world_size, f"{proc} was told that {save} is staged; {sealed} are"
+                sealed = found.contents  # some may have been lost with their node while the word went round
+                assert len(sealed) == found.world_size, f"{proc} was told that {save} is staged; {sorted(sealed)} are"
                 if found.whole:
                     truth.staged = max(save, truth.staged or save)
         elif news.milestone is Milestone.PROTECTED:
@@ -199,10 +198,7 @@ class Promises:
         epochs = found.epochs_protected()
         if not epochs or not found.whole:  # the word was under way while a node was lost, or a newer one took over
             return
-        promise = truth.protected
-        key = max(epochs)
-        sets = [(k, s) for k, s in found.sets.items() if k[0] == key]
-        members = [(frozenset().union(*s.chunks.values()), s.scheme.losses) for _, s in sets]
+        promise, members = truth.protected, found.members(max(epochs))
         if promise is None or promise.save != save or [m for m, _ in promise.sets] != [m for m, _ in members]:
             truth.protected = Promise(save, members)
             self._bears(found, members)
@@ -259,8 +255,8 @@ class Promises:
     def loaded(self, session: "Session", proc: "Proc", order: LoadFrom) -> None:
         """A rank's load ended well: with what the others' ends with, and its own right bytes."""
         self._own(proc, order.incarnation)
-        others = {(o.save, o.incarnation) for o in session.orders.values()}
-        assert len(others) == 1, f"the ranks of {session.name} restored different things: {others}"
+        session.outcomes.add((order.save, order.incarnation))
+        assert len(session.outcomes) == 1, f"the ranks of {session.name} restored different things: {session.outcomes}"
         if order.save is None:
             return
         assert proc.read is not None, f"{proc} is told that all have read {order.save}, and it has not"

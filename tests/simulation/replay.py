@@ -17,6 +17,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--fault-every", type=float, default=12.0)
     parser.add_argument("--compound", type=float, default=0.0)
+    parser.add_argument("--slower", type=float, default=0.0, help="what daemons do takes time; 1: as on a machine")
     parser.add_argument("--all", action="store_true", help="the whole transcript, not its end")
     parser.add_argument("--traceback", action="store_true", help="also where it was noticed")
     args = parser.parse_args()
@@ -32,6 +33,7 @@ def main() -> int:
             seconds=args.seconds,
             fault_every_s=args.fault_every,
             compound=args.compound,
+            slower=args.slower,
             keep=args.all,
         )
     except BrokenError as error:

@@ -79,11 +79,3 @@ def mismatched(said: Mapping[int, tuple[Attestation, ...]]) -> bool:
         if len(seen) != len({content[:1] for content in seen}):
             return True
     return False
-
-
-def needed(said: Mapping[int, tuple[Attestation, ...]], rank: int) -> set[int]:
-    """Whose images have a part of what the rank holds."""
-    mine = {attestation.replicas for attestation in said.get(rank, ())}
-    return {rank} | {
-        other for other, attestations in said.items() if mine & {attestation.replicas for attestation in attestations}
-    }

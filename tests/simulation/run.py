@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptd.shared.format.schemes import Scheme
+from tests.simulation.costs import Costs
 from tests.simulation.world import World
 
 EXAM_S = 3000.0  # in which a job must reach everything, once nothing goes wrong any more
@@ -54,15 +55,20 @@ def play(
     seconds: float = 150.0,
     fault_every_s: float = 12.0,
     keep: bool = False,
+    slower: float = 0.0,
     **more: Any,
 ) -> Outcome:
-    """Plays a seed. Raises BrokenError. keep: the transcript of a failure has all lines."""
+    """Plays a seed. Raises BrokenError. keep: the transcript of a failure has all lines.
+
+    slower: what daemons do takes time, so many times what it takes on a machine; 0: none.
+    """
     began = time.process_time()
     drawn = Scheme(scheme) if scheme else [Scheme.XOR, Scheme.XOR, Scheme.DOUBLE, Scheme.NONE][seed % 4]
     size = set_size or [8, 4, 2, 3, 8][seed % 5]
     if "ranks_per_node" not in more:
         more["ranks_per_node"] = (1, 2, 3) if nodes <= 4 else (1,) if nodes > 16 else (1, 1, 2)
-    world = World(seed, nodes, scheme=drawn, set_size=size, fault_every_s=fault_every_s, **more)
+    costs = Costs().times(slower) if slower else None
+    world = World(seed, nodes, scheme=drawn, set_size=size, fault_every_s=fault_every_s, costs=costs, **more)
     world.everything = [] if keep else None
     try:
         world.begin()
@@ -75,6 +81,7 @@ def play(
         options += f" --seconds {seconds:g}" if seconds != 150.0 else ""
         options += f" --fault-every {fault_every_s:g}" if fault_every_s != 12.0 else ""
         options += f" --compound {more['compound']:g}" if more.get("compound") else ""
+        options += f" --slower {slower:g}" if slower else ""
         problem = str(error) if isinstance(error, AssertionError) else repr(error)
         raise BrokenError(seed, nodes, options, problem, lines) from error
     return Outcome(

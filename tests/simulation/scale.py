@@ -1,133 +1,277 @@
-"""``python -m tests.simulation.scale [--plot docs/scale.svg]``: what daemons say to each other as a job grows.
+"""``python -m tests.simulation.scale [PLAY ...] [--nodes N ...]``: jobs of many nodes whose daemons take time.
 
-A quiet run: one rank a node, a save every minute, nothing goes wrong. Messages of the cores and their bytes, by the
-codec that the daemons use, for each node and save; the coordinator's own share, which grows with the job, stands apart.
-Links are made where messages go: to the coordinator and inside the sets.
+8 ranks a node, the product's defaults, nothing goes wrong but what the play is about. A play fails when it does not
+come to its end in time, when links are lost for no reason, or when the coordinator's loop is busy for longer than its
+bar. Links are played where messages go (to the coordinator, inside the sets); all others cost both sides what links
+cost. What comes before the measured part is played at no cost.
 """
 
 import argparse
 import sys
 import time
-from collections import Counter
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+from ckptd.core.policy import Policy
 from ckptd.core.redundancy_sets import redundancy_sets
+from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Cadence, Milestone
-from tests.simulation.world import POLICY, World
+from tests.simulation.busy import BusyMachine, Load
+from tests.simulation.costs import Costs
+from tests.simulation.session import Session
+from tests.simulation.world import World
 
-SIZES = (4, 16, 64, 256, 1000)
-SET_SIZES = (4, 8)
-SAVES = 5
-EVERY_S = 60.0
-COORDINATOR = "n000"
+RANKS = 8
+SET_SIZE = 8
+SIZES = (64, 256, 1000)
+DRAIN_S = 10.0  # in which the store takes a node's share
+_READY_S = 3600.0  # for what comes before
+_NEVER = Cadence(steps=1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """For one save: messages and bytes that a node sends, on average and at most; and those of the coordinator."""
+class Bar:
+    """What a play must keep: seconds of virtual time until its end, and of the coordinator's loop."""
 
+    ends_s: float
+    busy_s: float
+
+
+BARS = {
+    "connect": Bar(60.0, 3.0),  # as long as a client waits
+    "load": Bar(60.0, 2.0),
+    "save": Bar(30.0, 0.5),
+    "drain": Bar(1.5 * DRAIN_S, 0.25 * DRAIN_S),
+    "lost": Bar(60.0, 8.0),  # the loss, then connect and load
+    "restart": Bar(60.0, 3.0),
+}
+
+
+@dataclass(slots=True)
+class Figures:
+    """Of one play. ``load``: of the coordinator's loop; ``links_lost``: by all daemons, those of a lost node apart."""
+
+    play: str
     nodes: int
-    set_size: int
-    messages: float
-    most_messages: float
-    nbytes: float
-    most_nbytes: float
-    coordinator_messages: float
-    coordinator_nbytes: float
-    cpu_s: float
+    took_s: float = 0.0
+    ended: bool = False
+    load: Load = field(default_factory=Load)
+    other_busy_s: float = 0.0  # most of any other daemon
+    links_lost: int = 0
+    nbytes_in: int = 0  # of the coordinator, what was sent again too
+    nbytes_out: int = 0  # that its core sent
+    cpu_s: float = 0.0
+
+    @property
+    def problems(self) -> list[str]:
+        """Which bars it does not keep."""
+        bar, found = BARS[self.play], []
+        if not self.ended:
+            found.append(f"no end after {self.took_s:.0f} s")
+        if self.load.busy_s > bar.busy_s:
+            found.append(f"the coordinator was busy for {self.load.busy_s:.1f} s, {bar.busy_s:g} s are allowed")
+        if self.links_lost:
+            found.append(f"{self.links_lost} links lost")
+        return found
 
     def __str__(self) -> str:
-        node = f"{self.messages:9.1f} {self.most_messages:9.1f} {self.nbytes:9.0f} {self.most_nbytes:9.0f}"
-        coordinator = f"{self.coordinator_messages:12.1f} {self.coordinator_nbytes:12.0f}"
-        return f"{self.nodes:6d} {self.set_size:4d} {node} {coordinator} {self.cpu_s:8.1f}"
+        load = self.load
+        turns = f"{load.longest_s * 1000:9.0f} {load.long_turns:6d} {self.links_lost:6d}"
+        nbytes = f"{self.nbytes_in / 1e6:9.1f} {self.nbytes_out / 1e6:9.1f}"
+        times = f"{self.took_s:8.2f} {load.busy_s:8.2f} {load.core_s:7.2f} {self.other_busy_s:7.2f}"
+        said = "; ".join(self.problems) or "ok"
+        return f"{self.play:8s} {self.nodes:6d} {times} {turns} {nbytes} {load.events:8d} {self.cpu_s:7.1f}  {said}"
 
 
-def measure(nodes: int, scheme: Scheme = Scheme.XOR, set_size: int = 8) -> Share:
-    """Plays the job of so many nodes. Every save must become protected and durable."""
-    began = time.process_time()
-    policy = replace(POLICY, keep_last=2, connect_timeout_s=600, stage_timeout_s=600)
-    quiet = {"fault_every_s": 0.0, "shared": 0.0, "think_s": EVERY_S}
-    world = World(1, nodes, scheme=scheme, set_size=set_size, policy=policy, **quiet)
-    world.thorough = False
-    sets = redundancy_sets([m.peer for m in world.nodes.values()], set_size)
-    of = {name: number for number, members in enumerate(sets) for name in members}
-    network = world.network
-    network.wanted = lambda a, b: COORDINATOR in {a, b} or of[a] == of[b]
-    launcher = world.launchers[0]
-    launcher._placement = lambda: list(world.nodes.values())  # type: ignore[method-assign]
-    world.begin()
-    session: Any = None
-
-    def rounds(number: int) -> bool:
-        nonlocal session
-        session = launcher.current
-        return session is not None and session.rounds >= number
-
-    assert world.run_until(lambda: launcher.current is not None, 60)
-    launcher.current.cadence = Cadence(steps=1)  # every save is drained
-    assert world.run_until(lambda: rounds(2), 7200), "the job does not get to its second save"
-    before = (Counter(network.sent), Counter(network.nbytes))
-    assert world.run_until(lambda: rounds(2 + SAVES), 7200), "the job does not go on"
-    sent, nbytes = (after - then for after, then in zip((network.sent, network.nbytes), before, strict=True))
-    newest = max(save for save, handle in session.procs[0].saves.items() if Milestone.STAGED in handle.milestones)
-    assert session.heard_by_all(newest, Milestone.PROTECTED), f"{newest} is not protected everywhere"
-    others = [name for name in world.nodes if name != COORDINATOR]
-    return Share(
-        nodes,
-        set_size,
-        sum(sent[n] for n in others) / len(others) / SAVES,
-        max(sent[n] for n in others) / SAVES,
-        sum(nbytes[n] for n in others) / len(others) / SAVES,
-        max(nbytes[n] for n in others) / SAVES,
-        sent[COORDINATOR] / SAVES,
-        nbytes[COORDINATOR] / SAVES,
-        time.process_time() - began,
-    )
+HEAD = (
+    "play      nodes     took     busy    core   other   longest  >50ms  links    MB in    MB out   events     CPU\n"
+    "                       s        s       s       s        ms           lost                              s"
+)
 
 
-def plot(shares: list[Share], path: Path) -> None:
-    """Messages and bytes over the number of nodes."""
-    import matplotlib as mpl  # noqa: PLC0415 - only who draws needs it
+class Crowd:
+    """A job of so many nodes. ``measured`` gives the figures of what follows, until ``done``."""
 
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "ckptd"
-    from matplotlib import pyplot as plt  # noqa: PLC0415
+    def __init__(self, play: str, nodes: int, costs: Costs) -> None:
+        self._began = time.process_time()
+        self.play, self.nodes = play, nodes
+        quiet = {"fault_every_s": 0.0, "shared": 0.0, "relaid": 0.0, "think_s": 1e7}
+        self.world = world = World(
+            1, nodes, scheme=Scheme.XOR, set_size=SET_SIZE, policy=Policy(), costs=costs, jobs=1, **quiet
+        )  # type: ignore[arg-type]
+        world.thorough, world.clock.steady, world.charged = False, True, False
+        world.forced, world.cadence = 0.0, _NEVER
+        sets = redundancy_sets([m.peer for m in world.nodes.values()], SET_SIZE)
+        of = {name: number for number, members in enumerate(sets) for name in members}
+        self.chief = next(iter(world.nodes))
+        world.network.wanted = lambda a, b: self.chief in {a, b} or of[a] == of[b]
+        self.launcher = world.launchers[0]
+        self.launcher._placement = lambda: [m for m in world.nodes.values() for _ in range(RANKS)]  # type: ignore[method-assign]
+        world.begin()
 
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    sizes = sorted({s.nodes for s in shares})
-    for axis, title, what in zip(axes, ("messages per save", "bytes per save"), ("messages", "nbytes"), strict=True):
-        for set_size in sorted({s.set_size for s in shares}):
-            some = [s for s in shares if s.set_size == set_size]
-            own = [getattr(s, what) for s in some]
-            axis.loglog([s.nodes for s in some], own, "o-", label=f"a node, sets of {set_size}")
-        largest = [s for s in shares if s.set_size == max(s.set_size for s in shares)]
-        own = [getattr(s, f"coordinator_{what}") for s in largest]
-        axis.loglog([s.nodes for s in largest], own, "s--", color="grey", label="the coordinator")
-        axis.set(title=title, xlabel="nodes", xticks=sizes, xticklabels=[str(size) for size in sizes])
-        axis.minorticks_off()
-        axis.grid(visible=True, alpha=0.3)
-        axis.legend()
-    figure.savefig(path, metadata={"Date": None})
+    @property
+    def session(self) -> Session:
+        """The present one."""
+        assert self.launcher.current is not None
+        return self.launcher.current
+
+    @property
+    def coordinator(self) -> Any:
+        """Its machine."""
+        return self.world.nodes[self.chief]
+
+    def reach(self, done: Callable[[], bool]) -> None:
+        """What comes before."""
+        assert self.world.run_until(done, _READY_S), f"{self.play} of {self.nodes} nodes cannot begin: {self.state}"
+
+    def phase(self, name: str, after: Session | None = None) -> Callable[[], bool]:
+        """Whether the session, or one after that, is in this phase."""
+        return lambda: (one := self.launcher.current) is not None and one is not after and one.phase == name
+
+    def told(self, save: SaveId, milestone: Milestone) -> bool:
+        """Whether all ranks know that it has reached that."""
+        return self.session.count(save, milestone) >= self.session.world_size
+
+    def saved(self, milestone: Milestone) -> SaveId:
+        """Plays up to the milestone of the first save."""
+        self.reach(lambda: self.launcher.current is not None and self.launcher.current.newest is not None)
+        newest = self.session.newest
+        assert newest is not None
+        self.reach(lambda: self.told(newest, milestone))
+        return newest
+
+    def measured(self, done: Callable[[], bool], *, begin: Callable[[], None] = lambda: None) -> Figures:
+        """Plays until it is done, or for as long as the bar allows."""
+        world, bar, network = self.world, BARS[self.play], self.world.network
+        world.charged = True
+        for machine in world.nodes.values():
+            assert isinstance(machine, BusyMachine)
+            machine.reset()
+        network.nbytes.clear()
+        network.nbytes_in.clear()
+        began = world.clock.now
+        begin()
+        figures = Figures(self.play, self.nodes)
+        figures.ended = world.run_until(done, bar.ends_s)
+        figures.took_s = world.clock.now - began
+        loads = {m.name: m.load for m in world.nodes.values() if isinstance(m, BusyMachine)}
+        figures.load = loads.pop(self.chief)
+        figures.other_busy_s = max(load.busy_s for load in loads.values())
+        figures.links_lost = figures.load.links_lost + sum(load.links_lost for load in loads.values())
+        figures.nbytes_in, figures.nbytes_out = network.nbytes_in[self.chief], network.nbytes[self.chief]
+        figures.cpu_s = time.process_time() - self._began
+        return figures
+
+    @property
+    def state(self) -> str:
+        """For a play that hangs."""
+        return str(self.launcher.current and (self.session.phase, len(self.session._waiting)))
+
+
+def connect(nodes: int, costs: Costs) -> Figures:
+    """All ranks at once, until each is in."""
+    crowd = Crowd("connect", nodes, costs)
+    crowd.reach(crowd.phase("connect"))
+    return crowd.measured(crowd.phase("load"))
+
+
+def load(nodes: int, costs: Costs) -> Figures:
+    """All ranks crash, every arena is whole; from the moment at which all are in again until all have read."""
+    crowd = Crowd("load", nodes, costs)
+    crowd.saved(Milestone.PROTECTED)
+    before = crowd.session
+    before.crash(before.procs)
+    crowd.reach(crowd.phase("load", before))
+    figures = crowd.measured(crowd.phase("train", before))
+    tiers = {proc.read.tier for proc in crowd.session.procs if proc.read is not None}
+    assert not figures.ended or [str(tier) for tier in tiers] == ["arena"], f"read from {tiers}"
+    return figures
+
+
+def save(nodes: int, costs: Costs) -> Figures:
+    """All ranks save at once, until each knows that it is protected."""
+    crowd = Crowd("save", nodes, costs)
+    crowd.reach(crowd.phase("train"))
+    session = crowd.session
+    crowd.reach(lambda: bool(session._waiting))
+    return crowd.measured(lambda: session.newest is not None and crowd.told(session.newest, Milestone.PROTECTED))
+
+
+def drain(nodes: int, costs: Costs) -> Figures:
+    """From staged to durable, with a store that takes DRAIN_S."""
+    crowd = Crowd("drain", nodes, costs)
+    crowd.world.cadence, crowd.world.drain_s = Cadence(steps=1), DRAIN_S
+    save = crowd.saved(Milestone.STAGED)
+    return crowd.measured(lambda: crowd.told(save, Milestone.DURABLE))
+
+
+def lost(nodes: int, costs: Costs) -> Figures:
+    """A node is lost; its place is taken, all ranks start again, connect, and load what parity gives."""
+    crowd = Crowd("lost", nodes, costs)
+    world = crowd.world
+    crowd.saved(Milestone.PROTECTED)
+    before, name = crowd.session, list(world.nodes)[-1]
+
+    def begin() -> None:
+        machine = world.nodes[name]
+        machine.wipe()
+        world.clock.after(1.0, before.end, "a node was lost")
+        world.clock.after(0.5, lambda: world._add(name, machine.peer.domain).start())
+
+    figures = crowd.measured(crowd.phase("train", before), begin=begin)
+    broken = sum(crowd.chief in link or name in link for link in _links_of(crowd, name))
+    figures.links_lost = max(0, figures.links_lost - 2 * broken)
+    return figures
+
+
+def _links_of(crowd: Crowd, name: str) -> list[tuple[str, str]]:
+    return [(name, other) for other in crowd.world.nodes if other != name and crowd.world.network.wanted(name, other)]
+
+
+def restart(nodes: int, costs: Costs) -> Figures:
+    """The coordinator's daemon is killed and started again: until it has a link to each node and nothing to do."""
+    crowd = Crowd("restart", nodes, costs)
+    crowd.saved(Milestone.PROTECTED)
+    session, machine, began = crowd.session, crowd.coordinator, crowd.world.clock.now
+    idle = [began]
+
+    def begin() -> None:
+        machine.kill()
+        crowd.world.clock.after(1.0, machine.start)
+
+    def done() -> bool:
+        now, plane = crowd.world.clock.now, machine.plane
+        busy = plane is None or machine.loop_time > now or crowd.world.network.waits(machine.name)
+        if busy or any(proc.state != "in" for proc in session.procs[:RANKS]):
+            idle[0] = now
+            return False
+        return now - idle[0] > 1.0 and sum(view.up for view in plane.views()) == nodes - 1
+
+    figures = crowd.measured(done, begin=begin)
+    figures.took_s = idle[0] - began - 1.0 if figures.ended else figures.took_s
+    return figures
+
+
+PLAYS = {"connect": connect, "load": load, "save": save, "drain": drain, "lost": lost, "restart": restart}
 
 
 def main() -> int:
-    """Prints a line for each size."""
+    """The exit status is 1 when some bar is not kept."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sizes", nargs="*", type=int, default=list(SIZES))
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("plays", nargs="*", help=f"of {', '.join(PLAYS)}; none: all")
+    parser.add_argument("--nodes", nargs="*", type=int, default=list(SIZES))
+    parser.add_argument("--slower", type=float, default=1.0, help="as on a machine so many times slower")
     args = parser.parse_args()
-    print(" nodes  set  messages      most     bytes      most  coordinator        bytes    CPU s")
-    shares = []
-    for size in args.sizes:
-        for set_size in SET_SIZES:
-            shares.append(measure(size, set_size=set_size))
-            print(shares[-1], flush=True)
-    if args.plot:
-        plot(shares, args.plot)
-    return 0
+    print(HEAD)
+    failed = False
+    for play in args.plays or PLAYS:
+        for nodes in args.nodes:
+            figures = PLAYS[play](nodes, Costs().times(args.slower))
+            failed = failed or bool(figures.problems)
+            print(figures, flush=True)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ class Session:
         self.began_load = 0.0
         self._waiting: set[int] = set()
         self.orders: dict[int, LoadFrom] = {}
+        self.outcomes: set[tuple[SaveId | None, int]] = set()  # of loads: what, and with which incarnation
         self.newest: SaveId | None = None  # saved by all ranks
         self.told: dict[tuple[SaveId, Milestone], int] = {}  # how many ranks heard
         self.world.clock.after(_LOOK_S, self._watch)
@@ -161,6 +162,10 @@ class Session:
         if news.milestone is not None:
             key = (news.save, news.milestone)
             self.told[key] = self.told.get(key, 0) + 1
+
+    def count(self, save: SaveId, milestone: Milestone) -> int:
+        """How many ranks heard of it."""
+        return self.told.get((save, milestone), 0)
 
     def heard_by_all(self, save: SaveId, milestone: Milestone) -> bool:
         """Whether every rank's handle says so."""

@@ -13,7 +13,7 @@ from ckptd.core.coordinator.protection_states import EncodingOn
 from ckptd.core.coordinator.restores import Restores
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.node.node import JobNode
-from tests.simulation import effects, scale
+from tests.simulation import effects, growth
 from tests.simulation.run import BrokenError, play
 
 SHORT = {1: range(10), 3: range(14), 4: range(100, 110), 8: range(200, 206)}
@@ -46,7 +46,7 @@ def test_the_same_seed_is_the_same_play_whatever_the_hash_seed():
 
 
 def test_what_a_node_says_for_a_save_does_not_grow_with_the_job():
-    few, many = (scale.measure(nodes, set_size=4) for nodes in (4, 32))
+    few, many = (growth.measure(nodes, set_size=4) for nodes in (4, 32))
     assert many.most_messages <= few.most_messages
     assert many.most_nbytes <= 1.05 * few.most_nbytes  # names and numbers get a digit
 

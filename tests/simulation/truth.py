@@ -12,6 +12,7 @@ from tests.simulation import replicas
 from tests.simulation.parity import solvable
 
 Ident = str  # of an arena
+Members = list[tuple[frozenset[Ident], int]]
 SetKey = tuple[int, tuple[str, ...], bytes]  # epoch, members, digest of the first seal: names one encoding of one set
 
 
@@ -45,8 +46,11 @@ class SaveTruth:
     ever_protected: bool = False
     bereft: bool = False  # a segment was lost with its node
     covered: dict[int, set[int]] = field(default_factory=dict)  # epoch -> ranks of sets that were whole once
+    replicas: dict[bytes, set[int]] = field(default_factory=dict)  # who attests of the same replicas
 
     _mismatched: bool | None = None
+    _epochs: list[int] | None = None  # None: chunks came or went
+    _members: dict[int, Members] = field(default_factory=dict)
 
     @property
     def mismatched(self) -> bool:
@@ -67,8 +71,36 @@ class SaveTruth:
         """Every rank had sealed its segment, and a node was lost with one: maybe before anybody could have heard."""
         return self.bereft and len(self.contents) == self.world_size and not self.mismatched
 
+    def attested(self, rank: int, attestations: tuple[Attestation, ...]) -> None:
+        """The first seal of the rank says so."""
+        if rank not in self.said:
+            self.said[rank] = attestations
+            for attestation in attestations:
+                self.replicas.setdefault(attestation.replicas, set()).add(rank)
+
+    def needed(self, rank: int) -> set[int]:
+        """Whose images have a part of what the rank holds."""
+        return {rank}.union(*(self.replicas[said.replicas] for said in self.said.get(rank, ())))
+
+    def members(self, epoch: int) -> Members:
+        """Of each set that was encoded in the epoch: arenas with its chunks, and how many losses it bears."""
+        if epoch not in self._members:
+            sets = [s for k, s in self.sets.items() if k[0] == epoch]
+            self._members[epoch] = [(frozenset().union(*s.chunks.values()), s.scheme.losses) for s in sets]
+        return self._members[epoch]
+
+    def chunks_changed(self) -> None:
+        """What was found out of them holds no more."""
+        self._epochs = None
+        self._members.clear()
+
     def epochs_protected(self) -> list[int]:
         """Epochs in which every set's chunks lie there, each member's on a node of its own."""
+        if self._epochs is None:
+            self._epochs = self._protected()
+        return self._epochs
+
+    def _protected(self) -> list[int]:
         found = []
         for epoch in {key[0] for key in self.sets}:
             sets = [s for key, s in self.sets.items() if key[0] == epoch and len(s.chunks) == len(s.columns)]
@@ -104,7 +136,7 @@ class Promise:
     """The newest save of which some rank was told that it is protected, and what that bears."""
 
     save: SaveId
-    sets: list[tuple[frozenset[Ident], int]]  # members' arenas, losses that they bear
+    sets: Members  # members' arenas, losses that they bear
     losses: dict[int, int] = field(default_factory=dict)  # set -> members lost since
 
     def lost(self, ident: Ident) -> bool:
@@ -144,7 +176,7 @@ class Truth:
             del truth.where[seal.rank]
         if there:
             truth.contents.setdefault(seal.rank, seal.leaves_digest)
-            truth.said.setdefault(seal.rank, seal.attestations)
+            truth.attested(seal.rank, seal.attestations)
             truth.ever_whole |= truth.whole
         return truth
 
@@ -153,6 +185,7 @@ class Truth:
         ranks = tuple(frozenset(s.rank for s in c.seals) for c in chunk.columns)
         size = next((s.world_size for c in chunk.columns for s in c.seals), 0)
         truth = self.of(chunk.save, size)
+        truth.chunks_changed()
         first = next((s.leaves_digest for c in chunk.columns for s in c.seals), b"")
         key = (chunk.epoch, tuple(c.node for c in chunk.columns), first)
         found = truth.sets.setdefault(key, ParitySet(chunk.scheme, ranks))

@@ -12,15 +12,19 @@ from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Cadence
+from ckptd.store.worker import _PROGRESS_PERIOD_S as PROGRESS_S
 from tests.simulation.book import Book
+from tests.simulation.busy import BusyMachine
 from tests.simulation.chaos import Chaos
 from tests.simulation.clock import Clock
+from tests.simulation.costs import Costs
 from tests.simulation.effects import ActionExecutor
 from tests.simulation.launcher import Launcher
 from tests.simulation.machine import Machine
 from tests.simulation.network import Network
 from tests.simulation.promises import Promises
 from tests.simulation.store import Store
+from tests.simulation.wire import Wire
 
 KEY = JobKey("/store", "job")
 POLICY = Policy(
@@ -56,9 +60,14 @@ class World:
         odd: float = 0.25,
         relaid: float = 0.15,
         compound: float = 0.0,
+        costs: Costs | None = None,
     ) -> None:
         self.seed = seed
         self.clock = Clock(seed)
+        self.costs = costs  # None: what a daemon does takes no time
+        self.charged = True  # False: nothing costs anything just now
+        self.progress_s = PROGRESS_S if costs is not None else 0.0  # between two reports of a drain; 0: there are none
+        self.drain_s = 0.0  # that a node's share of each drain takes; 0: a while
         # Chances that a session's ranks save shares, that one of them is no replica, and that ranks need all images.
         self.shared, self.odd, self.relaid = shared, odd, relaid
         self.policy = policy
@@ -82,7 +91,7 @@ class World:
         self.nodes: dict[str, Machine] = {}
         self.lost: list[Machine] = []
         self.promises = Promises(self)
-        self.network = Network(self.clock, self.nodes)
+        self.network: Any = Network(self.clock, self.nodes) if costs is None else Wire(self.clock, self.nodes, costs)
         self.effects = ActionExecutor(self)
         self.stores: dict[JobKey, Store] = {}
         self.chaos = Chaos(self, every_s=fault_every_s, reshape=0.15, compound=compound)
@@ -97,7 +106,8 @@ class World:
 
     def _add(self, name: str, domain: str) -> Machine:
         self._idents += 1
-        machine = self.nodes[name] = Machine(self, name, domain, f"a{self._idents}")
+        kind = Machine if self.costs is None else BusyMachine
+        machine = self.nodes[name] = kind(self, name, domain, f"a{self._idents}")
         return machine
 
     def begin(self) -> None:

@@ -44,8 +44,9 @@ class Coordinator:
         self.inventory = InventoryBarrier(policy)
         self.preemption = Preemption(job, node)
         self._know_nothing()
-        self._now, self._touched = 0.0, True  # of the last event; whether there was one since the last tick
-        self._due: float | None = None  # as of the last tick
+        self._now = 0.0  # of the last event
+        self._touched = self._stale = True  # since the last tick; since the last look at the deadline
+        self._due: float | None = None  # the deadline, unless it is stale
         self._blank = False  # the last scan found no store at its path
         self._looked_at = 0.0  # when the store was scanned last
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
@@ -73,7 +74,7 @@ class Coordinator:
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """What to do about a report of a node, or the outcome of an action of the coordinator."""
-        self._now, self._touched = now, True
+        self._now, self._touched, self._stale = now, True, True
         if not isinstance(event, ev.Report):
             return [*self.events[type(event)](event, now), *self._react(now)]
         fact = event.event
@@ -318,7 +319,7 @@ class Coordinator:
 
     def retire(self, incarnation: int) -> None:
         """Another node coordinates the job now, in this incarnation."""
-        self._touched = True
+        self._touched = self._stale = True
         if self.sessions.session or self.facts.records:
             self.sessions.retire(incarnation)
             self.inventory.forget()
@@ -327,7 +328,7 @@ class Coordinator:
     def adopted(self, now: float) -> list[Action]:
         """Memory of the job was found at start and no rank is attached yet."""
         self.leave.adopted(now)
-        self._asked_scan, self._touched, self._now = True, True, now
+        self._asked_scan, self._touched, self._stale, self._now = True, True, True, now
         self.inventory.born((self.sessions.nodes | self._former) - {self._node})
         return [self._scan(), *self._react(now)]
 
@@ -415,7 +416,8 @@ class Coordinator:
 
     def next_deadline(self) -> float | None:
         """The earliest time at which tick has something to do."""
-        return self._deadline() if self._touched else self._due
+        self._due, self._stale = self._deadline() if self._stale else self._due, False
+        return self._due
 
     def _deadline(self) -> float | None:
         machines = (self.sessions, self.saves, self.restores, self.inventory, self.parity, self.preemption)
@@ -429,7 +431,7 @@ class Coordinator:
             return []
         self._now, self._touched = now, False
         actions = self._tick(now)
-        self._due = self._deadline()
+        self._due, self._stale = self._deadline(), False
         return actions
 
     def _tick(self, now: float) -> list[Action]:

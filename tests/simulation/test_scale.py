@@ -1,0 +1,18 @@
+"""The sizes that keep the bars today; ``python -m tests.simulation.scale`` (make scale) plays larger ones."""
+
+import pytest
+
+from tests.simulation.costs import Costs
+from tests.simulation.scale import PLAYS
+
+NODES = 32
+
+
+@pytest.mark.parametrize("play", PLAYS)
+def test_a_job_keeps_the_bars(play):
+    assert PLAYS[play](NODES, Costs()).problems == []
+
+
+@pytest.mark.parametrize("play", PLAYS)
+def test_a_job_whose_daemons_take_far_longer_does_not(play):
+    assert PLAYS[play](8, Costs().times(60)).problems != []
