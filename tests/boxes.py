@@ -15,10 +15,10 @@ from ckptd.shared.format.dtypes import itemsize
 from ckptd.shared.format.slot import align_up
 from ckptd.store.image import Flow, Image
 from ckptd.store.posix.commit import commit, write_vote
-from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
+from ckptd.store.posix.image_writer import make_set, write_image
 from ckptd.store.posix.scan import Place
 from ckptd.system.files import FileLayer
-from tests.runs import RUN
+from tests.runs import RUN, SET
 from tests.slots import Slot, build_image, make_vote
 
 SAVE = SaveId(1, 2, 30, RUN)
@@ -71,12 +71,11 @@ def write_checkpoint(
     """A committed checkpoint of job "demo"; its directory."""
     key = JobKey(str(store), "demo")
     fs, place = FileLayer(), Place(key, save)
-    make_partial(fs, place)
+    make_set(fs, place, SET)
     for rank, cut in enumerate(ranks):
         slot = _slot(cut, rank, len(ranks), save, aliases=aliases or {}, paths=paths or {})
         padded = memoryview(slot.image.ljust(align_up(len(slot.image)), b"\0"))
-        write_image(fs, place, Image(slot.layout.file, len(slot.image), padded), Flow())
-        sync_partial(fs, place)
+        write_image(fs, place, SET, Image(slot.layout.file, len(slot.image), padded), Flow())
         write_vote(fs, key, make_vote(key, save, f"node{rank}", [slot], world_size=len(ranks)))
     commit(fs, key, save, "test")
     return Path(place.final)

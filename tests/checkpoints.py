@@ -11,11 +11,12 @@ from ckptd.shared.format.digest import blocks
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import VERSION as LAYOUT_VERSION
 from ckptd.shared.format.layout import Leaves, SavedFor, encode
-from ckptd.shared.format.manifest import VERSION, FileRecord, StockObjects, Vote, decode_objects
+from ckptd.shared.format.manifest import FileRecord, StockObjects, Vote, decode_objects
+from ckptd.shared.format.sealed_record import VERSION
 from ckptd.shared.format.slot import align_up
 from ckptd.store.image import Flow, Image
 from ckptd.store.posix.commit import commit, write_vote
-from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
+from ckptd.store.posix.image_writer import make_set, write_image
 from ckptd.store.posix.scan import Place
 from ckptd.system.files import FileLayer
 from ckptd_client._image.plan import gather, make_plan
@@ -23,7 +24,7 @@ from ckptd_client._image.segment_plan import SegmentPlan
 from ckptd_client._image.stock_objects import StockLeaves
 from ckptd_client._local.rank import Group
 from ckptd_client._save.files import make_files_plan
-from tests.runs import RUN, STORE_ID
+from tests.runs import RUN, SET, STORE_ID
 
 State = dict[str, Any]
 SAVE = SaveId(1, 1, 10, RUN)
@@ -79,11 +80,10 @@ def digests_of(image: bytes, integrity: Integrity) -> bytes:
 def put_image(place: Place, record: FileRecord, image: bytes) -> None:
     """An image into the save's hidden directory, as a drain does it."""
     fs = FileLayer()
-    make_partial(fs, place)
+    make_set(fs, place, SET)
     padded = memoryview(image.ljust(align_up(len(image)), b"\0"))
     for name, start, nbytes in record.extents():
-        write_image(fs, place, Image(name, nbytes, padded[start:]), Flow())
-    sync_partial(fs, place)
+        write_image(fs, place, SET, Image(name, nbytes, padded[start:]), Flow())
 
 
 def put_vote(
@@ -93,7 +93,7 @@ def put_vote(
     """A node's vote for these."""
     vote = Vote(
         version=VERSION, digest_kind=integrity.kind, store_id=STORE_ID, job=place.key.job, save=place.save, node=node,
-        world_size=world_size, files=records, stock_objects=objects, key_id=integrity.key_id,
+        folder=SET, world_size=world_size, files=records, stock_objects=objects, key_id=integrity.key_id,
     )  # fmt: skip
     write_vote(FileLayer(integrity=integrity), place.key, vote)
 

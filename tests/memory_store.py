@@ -11,12 +11,10 @@ import threading
 import time
 
 from ckptd.shared.base.errors import CkptdError
-from ckptd.shared.format.committed import file_findings, parity_findings, raise_first
 from ckptd.shared.format.integrity import Purpose
 from ckptd.shared.format.manifest import (
     COMMITTED,
     MANIFEST,
-    VOTES_DIR,
     StockFile,
     encode_committed,
     encode_record,
@@ -27,8 +25,10 @@ from ckptd.shared.stores import kinds
 from ckptd.store.facts import CommitOutcome
 from ckptd.store.interface import NO_INTENTS, Store
 from ckptd.store.numbers import check_counted, mark_superseded, taken_over_by
-from ckptd.store.scan import committed_at, pinned, read_vote, vote_names
+from ckptd.store.scan import committed_at, pinned
 from ckptd.store.stock_files import stock_files
+from ckptd.store.together import silent
+from ckptd.store.votes import check_files, read_votes
 
 SCHEME = "memory"
 _LOCK = threading.RLock()
@@ -148,7 +148,7 @@ class MemoryStore(Store):
     def records(self, job):
         return MemoryRecords(self.url, MemoryFiles(f"{self.url}/{job}", self.integrity))
 
-    def put_files(self, job, save, files, flow):
+    def put_files(self, job, save, folder, files, flow):
         if self.url not in _IDS:
             raise _missing(self.url)
         if committed_at(self.files(job), save) is not None:
@@ -163,9 +163,9 @@ class MemoryStore(Store):
 
     def put_vote(self, job, vote):
         where = self.where(job, vote.save, unfinished=True)
-        _put(f"{where}/{VOTES_DIR}/{vote.node}", encode_record(vote, self.integrity))
+        _put(f"{where}/{vote.place}", encode_record(vote, self.integrity))
 
-    def commit(self, job, save, writer, by=None, intents=NO_INTENTS):
+    def commit(self, job, save, writer, by=None, intents=NO_INTENTS, *, alive=silent):
         records = self.records(job)
         if by is not None:
             self.check(by.store_id, job)
@@ -173,18 +173,18 @@ class MemoryStore(Store):
         with _LOCK:
             committed, left_out = committed_at(records.files, save), ""
             if committed is None:
-                committed, left_out = self._commit(job, save, writer)
+                committed, left_out = self._commit(job, save, writer, alive)
         taken_over = taken_over_by(records, save, by) if by is not None else 0
         note = mark_superseded(records, save.dirname, taken_over) if taken_over else ""
         return CommitOutcome(committed, note, taken_over, left_out=left_out)
 
-    def _commit(self, job, save, writer):
+    def _commit(self, job, save, writer, alive):
         unfinished = self.files(job).below(save.partial_dirname)
-        votes = [read_vote(unfinished, job, save, node) for node in vote_names(unfinished)]
+        votes = read_votes(unfinished, job, save, alive)
         manifest = make_manifest(votes, save=save, writer=writer, integrity=self.integrity)
-        raise_first(file_findings(unfinished, manifest.files))
-        raise_first(parity_findings(unfinished, manifest.parity))
-        stock, left_out = stock_files([vote for vote, _ in votes], save)
+        voted = [found.vote for found in votes]
+        check_files(unfinished, voted, alive)
+        stock, left_out = stock_files(voted, save, alive)
         for name, data in stock.items():
             manifest.stock.append(StockFile(name, len(data), self.integrity.digest(data, Purpose.STOCK)))
             _put(unfinished.where(name), data)

@@ -12,20 +12,21 @@ from ckptd.parity.files import open_parity
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.digest import KIND
-from ckptd.shared.format.manifest import VERSION, ParityRecord, StockObjects, Vote
+from ckptd.shared.format.manifest import ParityRecord, StockObjects, Vote
 from ckptd.shared.format.schemes import Scheme
+from ckptd.shared.format.sealed_record import VERSION
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up
 from ckptd.shared.protocol.parity_types import DataColumn, ParityChunk
 from ckptd.store.image import Flow, Image
 from ckptd.store.messages import DrainParity
 from ckptd.store.parity import drain_parity
 from ckptd.store.posix.commit import commit, write_vote
-from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
+from ckptd.store.posix.image_writer import make_set, write_image
 from ckptd.store.posix.scan import Place
 from ckptd.store.posix.store import PosixStore
 from ckptd.system.files import FileLayer
 from tests.nodes import Set, start_set
-from tests.runs import RUN, STORE_ID
+from tests.runs import RUN, SET, STORE_ID
 from tests.slots import Slot, some_tensors, write_slot
 
 SAVE = SaveId(2, 3, 40, RUN)
@@ -96,19 +97,18 @@ class Made:
     def drain(self, index: int, *, parity: bool = True, vote: bool = True) -> None:
         """A node's share: images, parity, vote."""
         fs, world, records = FileLayer(), sum(map(len, self.slots)), []
-        make_partial(fs, self.place)
+        make_set(fs, self.place, SET)
         for slot in self.slots[index]:
             record = msgspec.structs.replace(slot.record, parts=self.parts.get(slot.seal.rank, ()))
             padded = memoryview(slot.image.ljust(align_up(len(slot.image)), b"\0"))
             for name, start, nbytes in record.extents():
-                write_image(fs, self.place, Image(name, nbytes, padded[start:]), Flow())
+                write_image(fs, self.place, SET, Image(name, nbytes, padded[start:]), Flow())
             records.append(record)
-        sync_partial(fs, self.place)
         if parity:
             drain_parity(PosixStore(self.key.store, fs=fs), self.order(index))
         said = Vote(
             version=VERSION, digest_kind=KIND, store_id=STORE_ID, job=self.key.job, save=SAVE, node=f"n{index}",
-            world_size=world,
+            folder=SET, world_size=world,
             files=records, stock_objects=OBJECTS if any(r.rank == 0 for r in records) else None,
             parity=self.record(index) if parity else None,
         )  # fmt: skip

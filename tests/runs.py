@@ -9,6 +9,8 @@ RUN = bytes(range(1, 17))  # of every incarnation, where a test is about one run
 OTHER_RUN = bytes(range(101, 117))
 STORE_ID = "0123456789abcdef0123456789abcdef"
 OTHER_STORE_ID = "fedcba9876543210fedcba9876543210"
+SET = "e00000001-01234567"  # the directory of the redundancy set, where a test is about one
+VOTES = tuple(f"sets/{SET}/node{number}.vote" for number in range(4))  # of its nodes
 TAKER = Taker(RUN, "session", "node")
 COMMITTER = Committer(0, "", STORE_ID)  # of no session in particular
 

@@ -13,9 +13,10 @@ from ckptd.shared.base.ids import JobKey, SaveId, file_name
 from ckptd.shared.format import layout as lay
 from ckptd.shared.format.digest import KIND, blocks, digest
 from ckptd.shared.format.dtypes import itemsize
-from ckptd.shared.format.manifest import VERSION, FileRecord, StockObjects, Vote, encode_objects
+from ckptd.shared.format.manifest import FileRecord, StockObjects, Vote, encode_objects
+from ckptd.shared.format.sealed_record import VERSION
 from ckptd.shared.format.slot import PAGE, SEALS_NBYTES, Seal, SlotState, align_up, encode_seal, slot_capacity
-from tests.runs import RUN, STORE_ID
+from tests.runs import RUN, SET, STORE_ID
 
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]  # name: (safetensors code, shape, bytes)
 
@@ -146,8 +147,8 @@ def make_vote(
 ) -> Vote:
     """What a node that drained these slots says."""
     return Vote(
-        version=VERSION, digest_kind=KIND, store_id=STORE_ID, job=key.job, save=save, node=node, world_size=world_size,
-        files=[slot.record for slot in slots], stock_objects=objects,
+        version=VERSION, digest_kind=KIND, store_id=STORE_ID, job=key.job, save=save, node=node, folder=SET,
+        world_size=world_size, files=[slot.record for slot in slots], stock_objects=objects,
     )  # fmt: skip
 
 

@@ -24,18 +24,17 @@ from ckptd.shared.format.manifest import (
     COMMITTED,
     LINKED,
     MANIFEST,
-    PARITY_DIR,
     STOCK_FILES,
     STOCK_METADATA,
     STOCK_OBJECTS,
     UNPUBLISHED,
-    VOTES_DIR,
     FileRecord,
     ParityRecord,
     StockFile,
     layout_of,
 )
 from ckptd.shared.format.replica_attestations import compared, doubt
+from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals, is_page
 from ckptd.shared.format.stored_files import StoredFile, StoredFiles, read_exactly, read_some
 from ckptd.shared.stores.directory import OpenedFile
@@ -43,7 +42,7 @@ from ckptd.shared.stores.kinds import absolute, open_files, real
 from ckptd.shared.torchfile.metadata_read import stranger_in
 from ckptd.system.files import is_temp
 
-_RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR, PARITY_DIR, UNPUBLISHED, LINKED})
+_RECORDS = frozenset({COMMITTED, MANIFEST, SETS_DIR, UNPUBLISHED, LINKED})
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -200,8 +199,23 @@ def _verify_checkpoint(path: str, report: Report) -> None:
     outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS, STOCK_FILES}
     images = {extent.name for record in opened.records for extent in record.extents()}
     _check_names(files, images | outputs, report)
-    doubted = doubt(compared({record.rank: record.attestations for record in manifest.files})) if manifest else ""
+    _check_sums(opened, report)
+    doubted = doubt(manifest.replicas) if manifest else ""
     report.notes += [f"{path}: {doubted}"] if doubted else []
+
+
+def _check_sums(opened: Opened, report: Report) -> None:
+    """What the manifest says of all its votes together, held against them where all are sound."""
+    manifest, records = opened.manifest, opened.records
+    if manifest is None or len(records) != manifest.world_size:
+        return
+    said = manifest.files, manifest.nbytes, manifest.replicas
+    found = (
+        sum(len(record.extents()) for record in records), sum(record.nbytes for record in records),
+        compared({record.rank: record.attestations for record in records}),
+    )  # fmt: skip
+    if said != found:
+        report.problem(opened.files.where(MANIFEST), f"says {said} of its images, its votes say {found}")
 
 
 def _check_names(files: StoredFiles, expected: set[str], report: Report) -> None:

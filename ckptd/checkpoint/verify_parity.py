@@ -6,7 +6,8 @@ from ckptd.checkpoint.repair.checkpoint import read_record
 from ckptd.checkpoint.repair.files import OpenFiles, block_buffer
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.digest import DIGEST_NBYTES, blocks
-from ckptd.shared.format.manifest import PARITY_DIR, ParityRecord
+from ckptd.shared.format.manifest import ParityRecord
+from ckptd.shared.format.set_places import SETS_DIR, voter
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.system.files import is_temp
 
@@ -18,7 +19,7 @@ def check_parity(files: StoredFiles, records: Sequence[ParityRecord]) -> Iterato
     buffer = block_buffer() if records else memoryview(b"")
     with OpenFiles(files) as opened:
         for record in records:
-            name = f"{PARITY_DIR}/{record.name}"
+            name = record.place
             path = files.where(name)
             try:
                 nbytes = files.size(name)
@@ -44,15 +45,23 @@ def check_parity(files: StoredFiles, records: Sequence[ParityRecord]) -> Iterato
 
 
 def strangers(files: StoredFiles, records: Sequence[ParityRecord]) -> Iterator[str]:
-    """Notes on other files beside the parity: a late copy that no vote names is no damage."""
-    known = {record.name for record in records}
-    try:
-        names = files.names(PARITY_DIR)
-    except OSError:
-        return
-    for name in names:
-        where = files.where(f"{PARITY_DIR}/{name}")
+    """Notes on other files in the sets' directories: a late copy that no vote names is no damage."""
+    known = {record.place for record in records}
+    for place in _below_sets(files):
+        where, name = files.where(place), place.rpartition("/")[2]
         if is_temp(name):
             yield f"{where}: left by a killed writer, may be deleted unless a daemon is at work"
-        elif name not in known:
+        elif place not in known and not voter(name):
             yield f"{where}: no vote names it, may be deleted"
+
+
+def _below_sets(files: StoredFiles) -> Iterator[str]:
+    try:
+        sets = files.names(SETS_DIR)
+    except OSError:
+        return
+    for name in sets:
+        try:
+            yield from (f"{SETS_DIR}/{name}/{found}" for found in files.names(f"{SETS_DIR}/{name}"))
+        except OSError:
+            yield f"{SETS_DIR}/{name}"

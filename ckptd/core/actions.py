@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ckptd.shared.base.ids import Incarnation, JobKey, RunId, SaveId, Session, StoreChoice, StoreId
+from ckptd.shared.base.ids import Incarnation, JobKey, RunId, SaveId, Session, SetName, StoreChoice, StoreId
 from ckptd.shared.format.manifest import ParityRecord
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.messages import Reply, Tier
@@ -179,6 +179,7 @@ class Drain(Action, frozen=True, kw_only=True):
 
     store_id: StoreId
     save: SaveId
+    folder: SetName  # of this node's redundancy set, in the checkpoint
     slots: tuple[str, ...]
 
 
@@ -195,6 +196,7 @@ class WriteVote(Action, frozen=True, kw_only=True):
 
     store_id: StoreId
     save: SaveId
+    folder: SetName  # as in Drain
     slots: tuple[str, ...]
     parity: ParityRecord | None = None
 

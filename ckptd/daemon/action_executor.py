@@ -24,8 +24,9 @@ from ckptd.shared.base.log_line import line
 from ckptd.shared.files.spare_pages import limit_met
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.layout import extents
-from ckptd.shared.format.manifest import STOCK_OBJECTS, VERSION, FileRecord, StockObjects, Vote, decode_objects
+from ckptd.shared.format.manifest import STOCK_OBJECTS, FileRecord, StockObjects, Vote, decode_objects
 from ckptd.shared.format.replica_attestations import as_recorded
+from ckptd.shared.format.sealed_record import VERSION
 from ckptd.store.facts import CommitOutcome, Committer, Taker
 from ckptd.store.messages import (
     Commit,
@@ -256,7 +257,13 @@ class ActionExecutor:
         self._stores.ask(
             job.store,
             lambda i: Drain(
-                id=i, store_id=action.store_id, job=job.job, save=save, files=files, bytes_per_s=self._bandwidth
+                id=i,
+                store_id=action.store_id,
+                job=job.job,
+                save=save,
+                folder=action.folder,
+                files=files,
+                bytes_per_s=self._bandwidth,
             ),
             lambda reply: self._deliver(
                 ev.Drained(job=job, save=save, problem=problem_of(reply), committed=_was_committed(reply))
@@ -314,6 +321,7 @@ class ActionExecutor:
             job=action.job.job,
             save=action.save,
             node=self._node,
+            folder=action.folder,
             world_size=world_size,
             files=files,
             stock_objects=objects,

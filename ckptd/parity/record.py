@@ -14,6 +14,7 @@ from ckptd.shared.base.wording import cut
 from ckptd.shared.format.digest import DIGEST_NBYTES, KIND, block_count, digest
 from ckptd.shared.format.integrity import KEYED_KIND, XXH3, Integrity, KeyId, Purpose
 from ckptd.shared.format.manifest import ParityRecord
+from ckptd.shared.format.set_places import set_folder
 from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, align_up, other_version
 from ckptd.shared.protocol.parity_types import ParityChunk
 
@@ -91,7 +92,8 @@ def set_name(parity_chunk: ParityChunk) -> str:
 def store_record(parity_chunk: ParityChunk, seal: ParitySeal) -> ParityRecord:
     """The vote's record of the parity chunk. Its file is named by content, so no file is ever written twice."""
     name = f"{set_name(parity_chunk)}-{parity_chunk.index:02d}.parity"
-    return ParityRecord(name, seal.nbytes, seal.record_nbytes, seal.record_digest)
+    folder = set_folder(parity_chunk.epoch, (column.node for column in parity_chunk.columns))
+    return ParityRecord(folder, name, seal.nbytes, seal.record_nbytes, seal.record_digest)
 
 
 # --- seals

@@ -101,6 +101,6 @@ def drain(store: Store, order: Drain, report: Report) -> Drained:
             if left[file.slot_path]:
                 failpoints.reach("drain.between-parts")
 
-    if not store.put_files(order.job, order.save, [partial(image, file) for file in order.files], flow):
+    if not store.put_files(order.job, order.save, order.folder, [partial(image, file) for file in order.files], flow):
         return Drained(0, 0.0, committed=True)
     return Drained(sum(file.nbytes for file in order.files), time.monotonic() - start_s)

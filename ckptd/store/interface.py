@@ -9,8 +9,9 @@ A checkpoint is unfinished until ``commit`` has returned anywhere: until then no
 sees all of it, whatever process dies meanwhile. Each kind of store does that in its own way: a file system renames a
 directory, an object store puts one object on condition that it is not there.
 
-Names in a checkpoint have at most one folder, as ``votes/node1``. Bytes are proved by ``integrity``, in whatever way
-they are read. Nothing that lies on a store is an order: it names no path outside of it, and no size that is believed.
+Names in a checkpoint have at most two folders, as ``sets/e00000001-0123abcd/node1.vote``. Bytes are proved by
+``integrity``, in whatever way they are read. Nothing that lies on a store is an order: it names no path outside of it,
+and no size that is believed.
 """
 
 import abc
@@ -24,7 +25,7 @@ from typing import Protocol
 import msgspec
 
 from ckptd.shared.base.errors import UsageError, WrongStoreError
-from ckptd.shared.base.ids import ANY_STORE, SaveId, StoreId, is_job_name, parse_dirname, parse_partial_dirname
+from ckptd.shared.base.ids import ANY_STORE, SaveId, SetName, StoreId, is_job_name, parse_dirname, parse_partial_dirname
 from ckptd.shared.format.committed import INCARNATIONS_DIR
 from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.format.manifest import COMMITTED, UNPUBLISHED, Vote
@@ -36,6 +37,7 @@ from ckptd.store.facts import CommitOutcome, Committer, OpenedStore, Scan, Taker
 from ckptd.store.image import Flow, Image
 from ckptd.store.records import JobRecords
 from ckptd.store.scan import names_of, pinned, scan, superseded
+from ckptd.store.together import Alive, silent
 
 OpenImage = Callable[[], AbstractContextManager[Image]]  # its memory is mapped while the context is entered
 NO_INTENTS: Intents = MappingProxyType({})
@@ -196,8 +198,10 @@ class Store(abc.ABC):
     # --- a save: each node puts its files and its vote, one of them commits
 
     @abc.abstractmethod
-    def put_files(self, job: str, save: SaveId, files: Sequence[OpenImage], flow: Flow) -> bool:
+    def put_files(self, job: str, save: SaveId, folder: SetName, files: Sequence[OpenImage], flow: Flow) -> bool:
         """Files of the unfinished checkpoint, with their names. False, and nothing is done: it is committed already.
+
+        folder: the directory of the node's set, in which files lie until they are whole.
 
         A file of that name and size is kept. Raises what check_source of an image raises; then that file is not there.
         """
@@ -207,15 +211,17 @@ class Store(abc.ABC):
         """The node's vote: to be called when its files are put. Replaces its earlier one."""
 
     @abc.abstractmethod
-    def commit(
-        self, job: str, save: SaveId, writer: str, by: Committer | None = None, intents: Intents = NO_INTENTS
-    ) -> CommitOutcome:
+    def commit(  # noqa: PLR0913 - whose checkpoint, by whom, and what follows
+        self, job: str, save: SaveId, writer: str, by: Committer | None = None, intents: Intents = NO_INTENTS,
+        *, alive: Alive = silent,
+    ) -> CommitOutcome:  # fmt: skip
         """The checkpoint committed, made from the votes alone. One that is committed already stays as it is.
 
         by: the session that commits; the outcome names another one that took the job over before this was committed.
         None: the user's own commit, not fenced. writer: program and version. intents: where this user wants a trainer's
-        files, of this save and of newer ones. Raises DamagedError, naming the file, when a vote is damaged or missing,
-        a file is absent or has another size, or another save has the checkpoint's name.
+        files, of this save and of newer ones. alive: called as the work continues: that of a large job takes long.
+        Raises DamagedError, naming the file, when a vote is damaged or missing, a file is absent or has another size,
+        or another save has the checkpoint's name.
         """
 
     # --- what lies there

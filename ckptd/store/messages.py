@@ -25,6 +25,7 @@ from ckptd.shared.base.ids import (
     JobName,
     Nbytes,
     SaveId,
+    SetName,
     StoreChoice,
     StoreId,
     rank_of_file,
@@ -34,7 +35,7 @@ from ckptd.shared.protocol.publication import MAX_INTENTS, Intent
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
 from ckptd.store.facts import CommitOutcome, Committer, OpenedStore, Scan, Taker
 
-VERSION = 3
+VERSION = 4
 DAEMON, WORKER = "the daemon", "its store worker"
 MAX_FRAME_NBYTES = 2 << 30
 _LENGTH = struct.Struct("<I")
@@ -109,13 +110,14 @@ class DrainFile(msgspec.Struct, frozen=True):
 class Drain(msgspec.Struct, frozen=True, kw_only=True, tag="drain"):
     """All of a node's files of a save, written and synced. Answered by Drained. Can be repeated after a failure.
 
-    ``store_id``: another store at the path is not written to.
+    ``store_id``: another store at the path is not written to. ``folder``: of the node's set.
     """
 
     id: int
     store_id: StoreId
     job: JobName
     save: SaveId
+    folder: SetName
     files: Annotated[list[DrainFile], msgspec.Meta(max_length=4096 * MAX_PARTS)]
     bytes_per_s: Nbytes = 0  # 0: no cap
 

@@ -10,7 +10,6 @@ from ckptd.shared.base.ids import JobKey
 from ckptd.shared.files.mapping import Mapping
 from ckptd.shared.format.digest import DIGEST_NBYTES, blocks
 from ckptd.shared.format.integrity import Integrity
-from ckptd.shared.format.manifest import PARITY_DIR
 from ckptd.shared.format.slot import SEALS_NBYTES, align_up
 from ckptd.store.image import Flow, Image
 from ckptd.store.interface import Store
@@ -48,13 +47,13 @@ def drain_parity(store: Store, order: DrainParity) -> None:
             source = Mapping(fd, align_up(record.file_nbytes), writable=False)
             try:
                 _check_blocks(source.view, order, integrity)
-                yield Image(f"{PARITY_DIR}/{record.name}", record.file_nbytes, source.view, check)
+                yield Image(record.place, record.file_nbytes, source.view, check)
             finally:
                 source.close()
         finally:
             os.close(fd)
 
-    store.put_files(order.job, order.save, [image], Flow(bytes_per_s=order.bytes_per_s))
+    store.put_files(order.job, order.save, record.folder, [image], Flow(bytes_per_s=order.bytes_per_s))
 
 
 def _check_blocks(view: memoryview, order: DrainParity, integrity: Integrity) -> None:

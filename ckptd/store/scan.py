@@ -12,9 +12,11 @@ from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import CkptdError, DamagedError, IntegrityError, joined
 from ckptd.shared.base.ids import SaveId, is_plausible, parse_dirname, parse_partial_dirname
 from ckptd.shared.format.committed import INCARNATIONS_DIR, identify
-from ckptd.shared.format.manifest import LATEST, MAX_RECORD_NBYTES, VOTES_DIR, Committed, Vote, decode_vote
+from ckptd.shared.format.manifest import LATEST, Committed
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.store.facts import CommittedEntry, IncarnationRecord, PartialEntry, Scan
+from ckptd.store.together import together
+from ckptd.store.votes import read_vote, voting_places
 
 PINS_DIR = ".pins"
 SUPERSEDED_DIR = ".superseded"
@@ -193,42 +195,29 @@ def superseded(job: StoredFiles) -> dict[str, int]:
     return found
 
 
-def vote_names(unfinished: StoredFiles) -> list[str]:
-    """Nodes that have a vote file, readable or not; none if the save has no place for them."""
-    try:
-        return [name for name in unfinished.names(VOTES_DIR) if not name.startswith(".")]
-    except FileNotFoundError:
-        return []
-
-
-def read_vote(unfinished: StoredFiles, job: str, save: SaveId, node: str) -> tuple[Vote, bytes]:
-    """A node's vote and its file's content. Raises OSError, or DamagedError naming the file if damaged or another's."""
-    name = f"{VOTES_DIR}/{node}"
-    where = unfinished.where(name)
-    raw = unfinished.read(name, MAX_RECORD_NBYTES)
-    vote = decode_vote(raw, where=where, integrity=unfinished.integrity)
-    if (vote.node, vote.job, vote.save) != (node, job, save):
-        raise DamagedError(f"{where}: is the vote of node {vote.node!r} for job {vote.job!r}, {vote.save}")
-    return vote, raw
-
-
 def _partial_entry(job: StoredFiles, save: SaveId, committed: bool) -> PartialEntry:
     unfinished = job.below(save.partial_dirname)
     damaged: list[str] = []
     voted: list[str] = []
     worlds: set[int] = set()
-    # Not the votes themselves: of a large job they fill gigabytes. Whether two agree, the commit sees.
+    # Not the votes themselves: those of a large job fill memory. Whether two agree, the commit sees.
     ranks: list[int] = []
+
+    def look(place: str) -> tuple[str, int, list[int]] | str:
+        try:
+            vote = read_vote(unfinished, name_of(job), save, place).vote
+        except (CkptdError, OSError) as error:
+            return str(error)
+        return vote.node, vote.world_size, [record.rank for record in vote.files]
+
     try:
-        for node in vote_names(unfinished):
-            try:
-                vote, _ = read_vote(unfinished, name_of(job), save, node)
-            except (CkptdError, OSError) as error:
-                damaged.append(str(error))
+        for found in together(look, voting_places(unfinished)):
+            if isinstance(found, str):
+                damaged.append(found)
                 continue
-            voted.append(node)
-            worlds.add(vote.world_size)
-            ranks += [record.rank for record in vote.files]
+            voted.append(found[0])
+            worlds.add(found[1])
+            ranks += found[2]
     except OSError as error:
         damaged.append(str(error))
     return PartialEntry(

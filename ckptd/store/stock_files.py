@@ -17,6 +17,7 @@ from ckptd.shared.format.manifest import (
     one_record_each,
 )
 from ckptd.shared.torchfile.dcp_metadata import TooManyBoxesError, metadata_bytes
+from ckptd.store.together import Alive, silent
 from ckptd.store.trainer_files import index_of
 
 
@@ -27,7 +28,7 @@ class Stock(NamedTuple):
     left_out: str = ""
 
 
-def stock_files(votes: Iterable[Vote], save: SaveId) -> Stock:
+def stock_files(votes: Iterable[Vote], save: SaveId, alive: Alive = silent) -> Stock:
     """What stock readers are given: none of it for images that they cannot open.
 
     The same for all votes that add up to this save, whichever node has how many of its ranks.
@@ -37,11 +38,11 @@ def stock_files(votes: Iterable[Vote], save: SaveId) -> Stock:
     records = one_record_each(votes)
     files: dict[StockName, bytes] = {} if objects is None else {STOCK_OBJECTS: objects.data}
     try:
-        trainers = index_of(_layouts(records), save.text)
-        if trainers is not None:
-            return Stock(files | {STOCK_FILES: trainers})
+        if any(record.raw for record in records):  # by the seals: no layout is decoded to find that there is none
+            trainers = index_of(_layouts(records, alive), save.text)
+            return Stock(files if trainers is None else files | {STOCK_FILES: trainers})
         index = objects.index if objects else {}
-        metadata = metadata_bytes(_layouts(records), index, checkpoint_id=save.dirname, save_id=save.text)
+        metadata = metadata_bytes(_layouts(records, alive), index, checkpoint_id=save.dirname, save_id=save.text)
     except DamagedError:
         return Stock(files)  # a layout that nobody can read is no reason to refuse the data
     except TooManyBoxesError as error:
@@ -54,6 +55,8 @@ def _objects(votes: list[Vote]) -> StockObjects | None:
     return next((objects for objects in made if objects is not None), None)
 
 
-def _layouts(records: list[FileRecord]) -> Iterator[Layout]:
+def _layouts(records: list[FileRecord], alive: Alive) -> Iterator[Layout]:
     """One at a time: those of a large job fill gigabytes."""
-    return (decode_layout(record.layout, where=record.name) for record in records)
+    for record in records:
+        yield decode_layout(record.layout, where=record.name)
+        alive()

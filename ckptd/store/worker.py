@@ -150,7 +150,8 @@ class Worker:
                 failpoints.reach("commit.after-vote")
                 return Done(request.id)
             case Commit(job=job, save=save, writer=writer, by=by, intents=intents):
-                return Done(request.id, store.commit(job, save, writer, by, _by_save(intents)))
+                alive = _Reporter(self, request.id).alive
+                return Done(request.id, store.commit(job, save, writer, by, _by_save(intents), alive=alive))
             case Publish(job=job, intents=intents, own_part=own_part):
                 return Done(request.id, Published(*store.publish(job, _by_save(intents), own_part)))
             case TakeIncarnation(job=job, by=taker):
@@ -200,7 +201,7 @@ def _by_save(intents: list[Intent]) -> Intents:
 
 
 class _Reporter:
-    """Progress of one request, a few times a second. Called under the flow's lock, so never twice at once."""
+    """Progress of one request, a few times a second. Called under the flow's lock, or by one thread."""
 
     def __init__(self, worker: Worker, request_id: int) -> None:
         self._worker = worker
@@ -212,6 +213,10 @@ class _Reporter:
         if now_s >= self._next_s:
             self._next_s = now_s + _PROGRESS_PERIOD_S
             self._worker.report(self._id, done)
+
+    def alive(self) -> None:
+        """The request continues, without bytes to count."""
+        self({})
 
 
 def _die_with(parent_pid: int) -> None:

@@ -170,13 +170,16 @@ class ForgettingDisk(FileLayer):
     def rename(self, src: str, dst: str) -> None:
         self._tick()
         (parent, old), (there, new) = self._split(src), self._split(dst)
-        assert parent is there, "the store renames within a directory only"
         if old not in parent.live:
             raise _error(errno.ENOENT, src)
-        target = parent.live.get(new)
+        target = there.live.get(new)
         if isinstance(target, Dir) and target.live:
             raise _error(errno.ENOTEMPTY, dst)
-        parent.change(**{new: parent.live[old], old: None})
+        if parent is there:
+            parent.change(**{new: parent.live[old], old: None})
+            return
+        there.change(**{new: parent.live[old]})  # of two directories each is forgotten on its own
+        parent.change(**{old: None})
 
     def link(self, src: str, dst: str) -> None:
         self._tick()

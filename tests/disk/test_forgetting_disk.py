@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ckptd.checkpoint.verify import verify_path
+from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.manifest import COMMITTED, STOCK_METADATA, STOCK_OBJECTS, StockObjects
@@ -16,13 +17,13 @@ from ckptd.store.facts import Scan
 from ckptd.store.image import Flow, Image
 from ckptd.store.posix import image_writer
 from ckptd.store.posix.commit import commit, write_vote
-from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
+from ckptd.store.posix.image_writer import make_set, write_image
 from ckptd.store.posix.removal import remove_checkpoint, remove_partial, sweep_trash
 from ckptd.store.posix.scan import Place, scan
 from ckptd.system.files import FileLayer
 from tests.disk.forgetting import ForgettingDisk, PowerCut
 from tests.records import take
-from tests.runs import RUN, TAKER
+from tests.runs import RUN, SET, TAKER
 from tests.slots import Slot, make_vote, write_slot
 
 STORE = "/store"
@@ -54,7 +55,6 @@ class History:
     """What the program was told, and so may rely on, when the power went."""
 
     def __init__(self) -> None:
-        self.voted: list[SaveId] = []  # by all nodes
         self.durable: list[SaveId] = []
         self.removing: list[SaveId] = []
 
@@ -63,7 +63,6 @@ class History:
         for save in saves:
             for rank, slot in enumerate(slots[save]):
                 drain_and_vote(fs, save, f"node{rank}", slot)
-            self.voted.append(save)
             commit(fs, KEY, save, "test")
             self.durable.append(save)
         if saves[-1] == OLD:
@@ -75,10 +74,9 @@ class History:
 
 def drain_and_vote(fs: FileLayer, save: SaveId, node: str, slot: Slot) -> None:
     place = Place(KEY, save)
-    make_partial(fs, place)
+    make_set(fs, place, SET)
     padded = memoryview(slot.image.ljust(align_up(len(slot.image)), b"\0"))
-    write_image(fs, place, Image(slot.layout.file, len(slot.image), padded), Flow(writers=1))
-    sync_partial(fs, place)
+    write_image(fs, place, SET, Image(slot.layout.file, len(slot.image), padded), Flow(writers=1))
     write_vote(fs, KEY, make_vote(KEY, save, node, [slot], world_size=RANKS, objects=OBJECTS[slot.layout.rank]))
 
 
@@ -95,18 +93,15 @@ def violations(store: str, history: History) -> Iterator[str]:
     key = JobKey(store, KEY.job)
     fs = FileLayer()
     before = scan(fs, key)
-    known = {e.committed.save for e in before.committed} | {p.save for p in before.partials if p.finishable}
-    for save in history.voted:
-        if save not in known and save not in history.removing:
-            yield f"after the cut: {save} had all its votes and cannot be finished"
     yield from _broken_promises(store, before, history, "after the cut")
     yield from _half_removed(store)
     for partial in before.partials:
         if partial.finishable:
             try:
                 commit(fs, key, partial.save, "finisher")
-            except Exception as error:
-                yield f"votes of {partial.save} are all there, but: {error}"
+            except Exception as error:  # names of images are synced by the commit: a cut before it may lose some
+                if not (isinstance(error, DamagedError) and "missing" in error.message):
+                    yield f"votes of {partial.save} are all there, but: {error}"
     yield from _broken_promises(store, scan(fs, key), history, "after finishing")
 
 

@@ -9,10 +9,10 @@ import torch
 
 from ckptd.checkpoint.verify import verify_path
 from ckptd.cli import invoke
-from ckptd.shared.format.manifest import MANIFEST, PARITY_DIR, decode_manifest
 from ckptd_client._load.rounds import read_checkpoint
 from ckptd_client._local.rank import Group
 from tests.cluster import Node, wait_for
+from tests.stored import parity_of, records_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 
@@ -91,12 +91,11 @@ def test_an_image_is_lost_from_the_store_after_all_nodes_are(tmp_path, capsys):
     run_on_three_nodes(tmp_path, RANK, saves=2)
     wait_for(lambda: len(list((tmp_path / "j").glob("step-*"))) == 2)
     for final in sorted((tmp_path / "j").glob("step-*")):
-        manifest = decode_manifest((final / MANIFEST).read_bytes(), where="manifest")
-        assert len(manifest.parity) == RANKS, "every node's vote names its parity"
+        assert len(parity_of(final)) == RANKS, "every node's vote names its parity"
         assert verify_path(str(final)).ok
     whole = {path: path.read_bytes() for path in final.rglob("*") if path.is_file()}
     lost, kept = final / "r00001-p00.safetensors", final / "r00000-p00.safetensors"
-    parity = final / PARITY_DIR / manifest.parity[2].name
+    parity = final / next(vote.parity.place for vote in records_of(final).votes() if vote.files[0].rank == 2)
 
     for damage in (lost.unlink, lambda: flip(lost, 70_000), lambda: flip(parity, 99), parity.unlink):
         damage()

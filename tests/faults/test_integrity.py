@@ -20,7 +20,6 @@ from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.manifest import (
     COMMITTED,
     MANIFEST,
-    VOTES_DIR,
     decode_manifest,
     decode_vote,
     encode_committed,
@@ -158,14 +157,15 @@ def rewrite(world, integrity):
     said = {"digest_kind": integrity.kind, "key_id": integrity.key_id}
 
     def forged(record, **changes):
-        files = [msgspec.structs.replace(record.files[0], digests=table)]
-        return msgspec.structs.replace(record, files=files, **said, **changes)
+        return msgspec.structs.replace(record, **said, **changes)
 
     manifest = decode_manifest((world.final / MANIFEST).read_bytes(), where="m", integrity=true)
     votes = []
     for ref in manifest.votes:
-        where = world.final / VOTES_DIR / ref.node
-        raw = encode_record(forged(decode_vote(where.read_bytes(), where="v", integrity=true)), integrity)
+        where = world.final / manifest.place_of(ref)
+        vote = decode_vote(where.read_bytes(), where="v", integrity=true)
+        files = [msgspec.structs.replace(vote.files[0], digests=table)]
+        raw = encode_record(forged(vote, files=files), integrity)
         where.write_bytes(raw)
         votes.append(msgspec.structs.replace(ref, nbytes=len(raw), digest=integrity.digest(raw)))
     stock = [msgspec.structs.replace(s, digest=digest((world.final / s.name).read_bytes())) for s in manifest.stock]

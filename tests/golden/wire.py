@@ -29,7 +29,7 @@ WIDTH = 112
 TEXTS = (  # the first that fits a pattern; a number of two digits makes two of one pattern differ
     "text-{0}", "/store-{0}", "r000{0}-0000{0}.slot", "step-0000000{0}.i00{0}", "tcp://10.0.0.{0}:40{0}",
     "0123456789abcd{0}-00.parity", "r000{0}-p00.safetensors", "0123456789abcdef0123456789abcd{0}", "k{0}x" * 10,
-    "0.1.{0}", ".metadata", "0123456789abcd{0}",
+    "0.1.{0}", ".metadata", "0123456789abcd{0}", "e000000{0}-0123abcd",
 )  # fmt: skip
 VALUES: dict[type[Any], dict[str, Any]] = {  # where the type does not say all
     Topology: {"homes": (0, 0)},

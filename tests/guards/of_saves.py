@@ -23,13 +23,13 @@ _BYTES = (
         "bit_flips.py::test_no_bit_of_a_checkpoint_is_missed_by_verify",
     ),
     _row(
-        "a-damaged-vote-is-noted", f"{_CLIENT}_load/reader.py",
-        'return tuple(f"{one}; the data is not affected" for one in found if isinstance(one, Finding))', "return ()",
-        "bit_flips.py::test_a_bit_in_a_vote_is_noted_and_harms_nothing",
+        "a-vote-is-the-one-that-is-pinned", "ckptd/shared/format/stored_records.py",
+        "if (len(raw), files.integrity.digest(raw, Purpose.VOTE_FILE)) != (ref.nbytes, ref.digest):", "if not raw:",
+        "bit_flips.py::test_a_bit_in_a_committed_file_falls_back_to_an_older_step[vote]",
     ),
     _row(
         "a-vote-names-the-parity", f"{_NODE}drain.py",
-        "parity=self.parity.record)]", "parity=None)]",
+        "parity=self.parity.record,", "parity=None,",
         "drained_parity.py::test_an_image_is_lost_from_the_store_after_all_nodes_are",
         "drained_parity.py::test_trainers_files_are_lost_from_the_store_after_all_nodes_are",
     ),

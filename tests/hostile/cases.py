@@ -19,6 +19,7 @@ from ckptd.shared.format import layout as lay
 from ckptd.shared.format.manifest import COMMITTED, MANIFEST, STOCK_METADATA, STOCK_OBJECTS
 from tests.hostile import forge
 from tests.hostile.forge import RANK0
+from tests.runs import VOTES
 
 LOAD, VERIFY, LIST, EXPORT, REBUILD = "load", "verify", "list", "export", "rebuild"
 ALL = frozenset({LOAD, VERIFY, LIST, EXPORT, REBUILD})
@@ -202,7 +203,7 @@ for _name, _body in {
 
 def leaf(name: str, data: bytes, codec: str = "safe/1") -> None:
     def make(final: Path) -> None:
-        leaves = lay.decode_leaves(forge.manifest_of(final).files[0].leaves, where="forge")
+        leaves = lay.decode_leaves(forge.records_of(final)[0].leaves, where="forge")
         forge.put_leaves(final, lay.encode(lay.Leaves(lay.VERSION, leaves.leaves | {"epoch": lay.Leaf(codec, data)})))
 
     add(f"leaf {name}", frozenset({LOAD}), "state['epoch']", make)
@@ -238,8 +239,17 @@ def manifest(name: str, change: Callable[[Any], None]) -> None:
     add(f"manifest {name}", RECORDS, MANIFEST, lambda final: forge.edit_manifest(final, change))
 
 
-def record(**values: Any) -> Callable[[Any], None]:
-    return lambda raw: raw["files"][0].update(values)
+def vote(name: str, change: Callable[[Any], None]) -> None:
+    add(f"vote {name}", RECORDS, VOTES[0], lambda final: forge.edit_vote(final, 0, change))
+
+
+def record(title: str, **values: Any) -> None:
+    vote(title, lambda raw: raw["files"][0].update(values))
+
+
+def ref(field: int, value: Any) -> Callable[[Any], None]:
+    """A field of the first vote's entry: node, set, bytes, digest, runs of ranks."""
+    return lambda raw: raw["votes"][0].__setitem__(field, value)
 
 
 manifest("version", fields(version=1))
@@ -249,23 +259,40 @@ manifest("job outside", fields(job="../.."))
 manifest("of another save", fields(save=[1, 9, 9]))
 manifest("save negative", fields(save=[-1, 0, 0]))
 manifest("save huge", fields(save=[1, 1, 1 << 63]))
-manifest("no ranks", fields(world_size=0, files=[]))
+manifest("no ranks", fields(world_size=0, votes=[]))
 manifest("ranks huge", fields(world_size=1 << 20))
-manifest("no files", fields(files=[]))
-manifest("rank twice", lambda raw: raw["files"].append(raw["files"][0]))
+manifest("no votes", fields(votes=[]))
+manifest("files negative", fields(files=-1))
+manifest("bytes huge", fields(nbytes=1 << 63))
+manifest("ranks of nobody", ref(4, []))
+manifest("ranks twice", ref(4, [0, 1, 0, 1]))
+manifest("ranks backwards", ref(4, [1, 0]))
+manifest("ranks without an end", ref(4, [0]))
+manifest("ranks beyond the job", ref(4, [0, 1 << 20]))
+manifest("a vote of no set", ref(1, 7))
+manifest("a set outside", fields(folders=["../.."]))
+manifest("sets twice", lambda raw: raw["folders"].append(raw["folders"][0]))
+vote("version", fields(version=1))
+vote("of another job", fields(job="else"))
+vote("of another save", fields(save=[1, 9, 9, bytes(16)]))
+vote("of another node", fields(node="else"))
+vote("of another world", fields(world_size=7))
+vote("of another store", fields(store_id="f" * 32))
+vote("no files", fields(files=[]))
+vote("rank twice", lambda raw: raw["files"].append(raw["files"][0]))
 for _name, _bad in {
     "outside": f"../{RANK0}", "absolute": "/etc/passwd", "with NUL": f"{RANK0}\0", "with newline": f"{RANK0}\n",
     "hidden": f".{RANK0}", "of another rank": "r00001-p00.safetensors", "of the manifest": MANIFEST, "empty": "",
 }.items():  # fmt: skip
-    manifest(f"file {_name}", record(name=_bad))
-    manifest(f"vote {_name}", lambda raw, bad=_bad: raw["votes"][0].update(node=f"../{bad}"))
+    record(f"file {_name}", name=_bad)
+    manifest(f"vote {_name}", ref(0, f"../{_bad}"))
     manifest(f"stock {_name}", lambda raw, bad=_bad: raw["stock"][0].update(name=f"../{bad}"))
-manifest("file of rank -1", record(rank=-1))
-manifest("file negative", record(nbytes=-1))
-manifest("file huge", record(nbytes=1 << 61))
-manifest("digests short", record(digests=b""))
-manifest("digests long", record(digests=bytes(32)))
-manifest("layout no bytes", record(layout=[]))
+record("file of rank -1", rank=-1)
+record("file negative", nbytes=-1)
+record("file huge", nbytes=1 << 61)
+record("digests short", digests=b"")
+record("digests long", digests=bytes(32))
+record("layout no bytes", layout=[])
 for _name, _body in {
     "deep": DEEP,
     "counts huge": b"\x81\xa5files\xdd\xff\xff\xff\xff",
@@ -291,7 +318,6 @@ def _(final: Path) -> None:
 
     forge.edit_layout(final, claim)
     forge.edit_record(final, 0, lambda raw: raw.update(nbytes=nbytes, digests=bytes(16 * count)))
-    forge.edit_committed(final, lambda raw: raw.update(nbytes=nbytes))
 
 
 # --- COMMITTED
@@ -337,30 +363,32 @@ for _what in ("fifo", "directory", "device", "nowhere", "loop", "outside"):
     add(f"{_what} as COMMITTED", ALL, COMMITTED, lambda final, w=_what: forge.instead(final / COMMITTED, w))
     add(f"{_what} as manifest", ALL, MANIFEST, lambda final, w=_what: forge.instead(final / MANIFEST, w))
     add(f"{_what} as image", BOTH, RANK0, lambda final, w=_what: forge.instead(final / RANK0, w))
-    for _stock in (STOCK_METADATA, STOCK_OBJECTS, "votes/node0"):
+    add(f"{_what} as vote", RECORDS, VOTES[0], lambda final, w=_what: forge.instead(final / VOTES[0], w))
+    for _stock in (STOCK_METADATA, STOCK_OBJECTS):
         add(
             f"{_what} as {_stock}", frozenset({VERIFY}), _stock,
             lambda final, w=_what, name=_stock: forge.instead(final / name, w),
         )  # fmt: skip
 
 
-@case("votes outside", frozenset({VERIFY}), "votes")
+@case("votes outside", frozenset({VERIFY}), "sets")
 def _(final: Path) -> None:
-    outside = final.parents[1].parent / f"votes-{os.urandom(4).hex()}"
-    (final / "votes").rename(outside)
-    (final / "votes").symlink_to(outside)
+    outside = final.parents[1].parent / f"sets-{os.urandom(4).hex()}"
+    (final / "sets").rename(outside)
+    (final / "sets").symlink_to(outside)
 
 
-for _name in (COMMITTED, MANIFEST, STOCK_METADATA, STOCK_OBJECTS, "votes/node0", RANK0):
+_BY = {COMMITTED: ALL, MANIFEST: ALL, VOTES[0]: RECORDS, RANK0: BOTH}
+for _name in (COMMITTED, MANIFEST, STOCK_METADATA, STOCK_OBJECTS, VOTES[0], RANK0):
     add(  # a hole, so that it costs no disk: nobody may read it into memory
         f"unsigned {_name} of a terabyte",
-        {COMMITTED: ALL, MANIFEST: ALL, RANK0: BOTH}.get(_name, frozenset({VERIFY})),
+        _BY.get(_name, frozenset({VERIFY})),
         _name,
         lambda final, name=_name: os.truncate(final / name, 1 << 40),
     )
     add(
         f"unsigned {_name} missing",
-        {COMMITTED: ALL, MANIFEST: ALL, RANK0: BOTH}.get(_name, frozenset({VERIFY})),
+        _BY.get(_name, frozenset({VERIFY})),
         _name,
         lambda final, name=_name: os.unlink(final / name),
     )

@@ -4,6 +4,7 @@ XXH3 is no signature: whoever can write the directory can make every digest matc
 more than accidents.
 """
 
+import contextlib
 import json
 import os
 import struct
@@ -19,8 +20,8 @@ from ckptd.shared.format.digest import blocks, digest
 from ckptd.shared.format.manifest import (
     COMMITTED,
     MANIFEST,
+    FileRecord,
     Manifest,
-    VoteRef,
     decode_manifest,
     decode_vote,
     encode_committed,
@@ -66,19 +67,54 @@ def edit_committed(final: Path, change: Callable[[Any], None]) -> None:
     (final / COMMITTED).write_text(json.dumps(raw))
 
 
-def edit_record(final: Path, rank: int, change: Callable[[Any], None]) -> None:
-    """A file's record, in its vote and in the manifest, all digests made right."""
+def records_of(final: Path) -> list[FileRecord]:
+    """Of all images, by rank."""
     manifest = manifest_of(final)
+    votes = [decode_vote((final / manifest.place_of(ref)).read_bytes(), where="forge") for ref in manifest.votes]
+    return sorted((record for vote in votes for record in vote.files), key=lambda record: record.rank)
+
+
+def edit_vote(final: Path, number: int, change: Callable[[Any], None]) -> None:
+    """A vote, all digests and sums above it made right."""
+    manifest = manifest_of(final)
+    ref = manifest.votes[number]
+    path = final / manifest.place_of(ref)
+    vote = plain(decode_vote(path.read_bytes(), where="forge"))
+    before = _sums(vote["files"])
+    change(vote)
+    raw = sealed(msgspec.msgpack.encode(vote))
+    path.write_bytes(raw)
     changed = plain(manifest)
-    change(changed["files"][rank])
-    for number, ref in enumerate(manifest.votes):
-        path = final / "votes" / ref.node
-        vote = plain(decode_vote(path.read_bytes(), where="forge"))
-        vote["files"] = [changed["files"][rank] if f["rank"] == rank else f for f in vote["files"]]
-        raw = sealed(msgspec.msgpack.encode(vote))
-        path.write_bytes(raw)
-        changed["votes"][number] = plain(VoteRef(ref.node, len(raw), digest(raw)))
+    changed["votes"][number] = plain(msgspec.structs.replace(ref, nbytes=len(raw), digest=digest(raw)))
+    with contextlib.suppress(TypeError, KeyError, AttributeError):  # of what is no number
+        after = _sums(vote["files"])
+        sums = {name: getattr(manifest, name) + after[name] - before[name] for name in before}
+        if 0 <= sums["nbytes"] < 1 << 62 and sums["files"] > 0:
+            changed |= sums
+            manifest = msgspec.structs.replace(manifest, **sums)
     put_manifest(final, msgspec.msgpack.encode(changed), manifest)
+
+
+def _sums(records: Any) -> dict[str, int]:
+    """What a manifest has of them."""
+    return {
+        "nbytes": sum(record["nbytes"] for record in records),
+        "files": sum(max(1, len(record.get("parts", []))) for record in records),
+    }
+
+
+def vote_of(final: Path, rank: int) -> int:
+    """The number of the vote that has the rank's record."""
+    return next(number for number, ref in enumerate(manifest_of(final).votes) if rank in ref.ranks)
+
+
+def edit_record(final: Path, rank: int, change: Callable[[Any], None]) -> None:
+    """A file's record in its vote, all digests made right."""
+
+    def edit(vote: Any) -> None:
+        change(next(record for record in vote["files"] if record["rank"] == rank))
+
+    edit_vote(final, vote_of(final, rank), edit)
 
 
 def put_layout(final: Path, body: bytes, rank: int = 0) -> None:
@@ -86,7 +122,7 @@ def put_layout(final: Path, body: bytes, rank: int = 0) -> None:
 
 
 def edit_layout(final: Path, change: Callable[[Any], None], rank: int = 0) -> None:
-    raw = plain(lay.decode_layout(manifest_of(final).files[rank].layout, where="forge"))
+    raw = plain(lay.decode_layout(records_of(final)[rank].layout, where="forge"))
     change(raw)
     put_layout(final, msgspec.msgpack.encode(raw), rank)
 
@@ -97,11 +133,10 @@ def put_leaves(final: Path, body: bytes, rank: int = 0) -> None:
 
 def put_image(final: Path, image: bytes, rank: int = 0) -> None:
     """Other bytes as a rank's image, with the digests that belong to them."""
-    name = manifest_of(final).files[rank].name
+    name = records_of(final)[rank].name
     (final / name).write_bytes(image)
     digests = b"".join(digest(image[start:stop]) for start, stop in blocks(len(image)))
     edit_record(final, rank, lambda record: record.update(digests=digests, nbytes=len(image)))
-    edit_committed(final, lambda raw: raw.update(nbytes=sum(f.nbytes for f in manifest_of(final).files)))
 
 
 def put_parts(final: Path, parts: list[bytes]) -> None:
@@ -114,14 +149,14 @@ def put_parts(final: Path, parts: list[bytes]) -> None:
 
 
 def header_of(final: Path, rank: int = 0) -> dict[str, Any]:
-    raw = (final / manifest_of(final).files[rank].name).read_bytes()
+    raw = (final / records_of(final)[rank].name).read_bytes()
     (nbytes,) = struct.unpack("<Q", raw[:8])
     return json.loads(raw[8 : 8 + nbytes])
 
 
 def put_header(final: Path, text: bytes, rank: int = 0, *, length: int | None = None) -> None:
     """Any text in the header's place, padded to it; length: what the first 8 bytes say instead."""
-    raw = (final / manifest_of(final).files[rank].name).read_bytes()
+    raw = (final / records_of(final)[rank].name).read_bytes()
     (nbytes,) = struct.unpack("<Q", raw[:8])
     assert len(text) <= nbytes, (len(text), nbytes)
     said = nbytes if length is None else length

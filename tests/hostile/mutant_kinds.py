@@ -30,7 +30,6 @@ from ckptd.shared.format.layout import SavedFor
 from ckptd.shared.format.manifest import (
     COMMITTED,
     LINKED,
-    PARITY_DIR,
     STOCK_FILES,
     STOCK_METADATA,
     UNPUBLISHED,
@@ -51,7 +50,7 @@ from tests.hostile.mutate import edgy, mutated, to_json, to_msgpack, torn
 from tests.hostile.reader import some_state
 from tests.hostile.test_through_the_daemon import Place
 from tests.parity_store import Made
-from tests.runs import STORE_ID
+from tests.runs import STORE_ID, VOTES
 from tests.unit.shared import test_messages
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "zero"
@@ -171,12 +170,12 @@ def committed(chance: random.Random, path: pathlib.Path) -> None:
 
 
 def layout(chance: random.Random, path: pathlib.Path) -> None:
-    raw = msgspec.msgpack.decode(forge.manifest_of(path).files[0].layout)
+    raw = msgspec.msgpack.decode(forge.records_of(path)[0].layout)
     forge.put_layout(path, to_msgpack(mutated(chance, raw)))
 
 
 def leaves(chance: random.Random, path: pathlib.Path) -> None:
-    raw = msgspec.msgpack.decode(forge.manifest_of(path).files[0].leaves)
+    raw = msgspec.msgpack.decode(forge.records_of(path)[0].leaves)
     if chance.random() < 0.7:  # one leaf's own bytes
         name = chance.choice(sorted(raw[1]))
         raw[1][name][1] = leaf(chance, raw[1][name][1])
@@ -207,7 +206,7 @@ def header(chance: random.Random, path: pathlib.Path) -> None:
 
 
 def vote(chance: random.Random, path: pathlib.Path) -> None:
-    where = path / "votes" / "node0"
+    where = path / VOTES[0]
     raw = forge.plain(decode_vote(where.read_bytes(), where="vote"))
     where.write_bytes(forge.sealed(to_msgpack(mutated(chance, raw))))
 
@@ -264,7 +263,7 @@ def names(chance: random.Random, path: pathlib.Path) -> None:
         job / INCARNATIONS_DIR / f"i{number:08d}", job / INCARNATIONS_DIR / "i1", job / PINS_DIR / path.name,
         job / PINS_DIR / "\udcff", job / f"step-{number:09d}.i{number:04d}", job / f".step-000000001.i{number:04d}.tmp",
         job / ".superseded" / path.name, job / ".trash-x", job / "\udc80",
-        job / f"step-000000010.i{number:04d}", path / "votes" / "\udcff", path / "UNPUBLISHED", path / "parity",
+        job / f"step-000000010.i{number:04d}", path / "sets" / "\udcff", path / "UNPUBLISHED", path / "parity",
     ]  # fmt: skip
     made.append(job / f".step-000000010.i0001.partial-{number:08d}-0000000001-000000000010-{'0' * 32}")
     for chosen in chance.sample(made, chance.choice([1, 2, 4])):
@@ -277,29 +276,29 @@ def names(chance: random.Random, path: pathlib.Path) -> None:
         )
 
 
-def parity_manifest(chance: random.Random, path: pathlib.Path) -> None:
-    before = forge.manifest_of(path)
-    raw = forge.plain(before)
-    raw["parity"] = mutated(chance, raw["parity"])
-    forge.put_manifest(path, to_msgpack(raw), before)
+def parity_vote(chance: random.Random, path: pathlib.Path) -> None:
+    def change(vote: Any) -> None:
+        vote["parity"] = mutated(chance, vote["parity"])
+
+    forge.edit_vote(path, chance.randrange(len(forge.manifest_of(path).votes)), change)
     if chance.random() < 0.5:
         any_file(chance, path)
 
 
 def parity_record(chance: random.Random, path: pathlib.Path) -> None:
-    """Its digest in the manifest made right."""
-    before = forge.manifest_of(path)
-    number = chance.randrange(len(before.parity))
-    said = before.parity[number]
-    where = path / PARITY_DIR / said.name
+    """Its digest in the vote made right."""
+    manifest = forge.manifest_of(path)
+    number = chance.randrange(len(manifest.votes))
+    place = path / manifest.place_of(manifest.votes[number])
+    said = decode_vote(place.read_bytes(), where="vote").parity
+    where = path / said.place
     data = where.read_bytes()
     record = to_msgpack(mutated(chance, msgspec.msgpack.decode(data[said.nbytes :])))
     where.write_bytes(data[: said.nbytes] + record)
-    raw = forge.plain(before)
-    raw["parity"][number] |= {"record_nbytes": len(record), "record_digest": digest(record)}
-    forge.put_manifest(path, to_msgpack(raw), before)
+    digested = {"record_nbytes": len(record), "record_digest": digest(record)}
+    forge.edit_vote(path, number, lambda vote: vote["parity"].update(digested))
     if chance.random() < 0.5:
-        os.unlink(path / before.files[0].name)
+        os.unlink(path / forge.records_of(path)[0].name)
 
 
 def slot_seal(chance: random.Random, path: pathlib.Path) -> None:
@@ -529,7 +528,7 @@ KINDS: dict[str, Kind] = {
     "names": Kind("final", names, CHECKPOINT),
     "vote of an unfinished one": Kind("partial", vote, UNFINISHED),
     "any file of an unfinished one": Kind("partial", any_file, UNFINISHED),
-    "parity in a manifest": Kind("parity", parity_manifest, PARITY),
+    "parity in a vote": Kind("parity", parity_vote, PARITY),
     "parity's record": Kind("parity", parity_record, PARITY),
     "any file with parity": Kind("parity", any_file, PARITY),
     "seal": Kind("arena", slot_seal, ARENA),

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from ckptd.shared.base.ids import MAX_PARTS, file_name
-from ckptd.shared.format.manifest import MANIFEST
 from tests.hostile import forge
 from tests.hostile.cases import BOTH, LOAD, VERIFY, Case
 from tests.hostile.forge import RANK0
+from tests.runs import VOTES
 
 PART = file_name(0, 1)
 PAGE = 4096
@@ -24,7 +24,7 @@ def add(name: str, by: frozenset[str], file: str, make: Callable[[Path], object]
 
 
 def sizes(final: Path) -> list[int]:
-    return list(forge.manifest_of(final).files[0].parts)
+    return list(forge.records_of(final)[0].parts)
 
 
 def put(final: Path, parts: list[int]) -> None:
@@ -37,7 +37,7 @@ def put(final: Path, parts: list[int]) -> None:
 
 
 def record(
-    name: str, change: Callable[[list[int]], list[int]], by: frozenset[str] = BOTH, file: str = MANIFEST
+    name: str, change: Callable[[list[int]], list[int]], by: frozenset[str] = BOTH, file: str = VOTES[0]
 ) -> None:
     def make(final: Path) -> None:
         parts = change(sizes(final))
@@ -57,9 +57,9 @@ record("end elsewhere", lambda p: [p[0] - PAGE, p[1] + PAGE], file=RANK0)
 record("swapped", lambda p: [p[1], p[0]], file="r00000")
 record("one more, empty", lambda p: [p[0], 0, p[1]], file="r00000")
 add("record with the name of a part", BOTH, "r00000",
-    lambda final: forge.edit_manifest(final, lambda raw: raw["files"][0].update(name=PART)))  # fmt: skip
-add("record with the name of a part of another rank", BOTH, MANIFEST,
-    lambda final: forge.edit_manifest(final, lambda raw: raw["files"][0].update(name=file_name(1, 1))))  # fmt: skip
+    lambda final: forge.edit_record(final, 0, lambda raw: raw.update(name=PART)))  # fmt: skip
+add("record with the name of a part of another rank", BOTH, VOTES[0],
+    lambda final: forge.edit_record(final, 0, lambda raw: raw.update(name=file_name(1, 1))))  # fmt: skip
 
 
 # --- the layout says other files than the record, or both say the same that cannot be
@@ -71,7 +71,7 @@ def layout(name: str, change: Callable[[Any], object], *, too: bool = False) -> 
     def make(final: Path) -> None:
         forge.edit_layout(final, lambda raw: change(raw) and None)
         if too:
-            changed = msgspec.msgpack.decode(forge.manifest_of(final).files[0].layout)
+            changed = msgspec.msgpack.decode(forge.records_of(final)[0].layout)
             parts = [part[0] for part in changed.get("parts", [])]
             put(final, parts)
 

@@ -25,6 +25,7 @@ from ckptd_client._local.rank import Group
 from tests.checkpoints import SAVE, write_checkpoint
 from tests.hostile import forge
 from tests.hostile.reader import some_state
+from tests.runs import VOTES
 
 WHERE = "the file"
 
@@ -37,10 +38,10 @@ def sound(tmp_path_factory):
 @pytest.fixture(scope="module")
 def parts(sound):
     """What each decoder takes: (name, its bytes, decoder)."""
-    record = forge.manifest_of(sound).files[0]
+    record = forge.records_of(sound)[0]
     layout = lay.decode_layout(record.layout, where=WHERE)
     image = (sound / record.name).read_bytes()
-    objects = man.decode_vote((sound / "votes/node0").read_bytes(), where=WHERE).stock_objects
+    objects = man.decode_vote((sound / VOTES[0]).read_bytes(), where=WHERE).stock_objects
     page = slot.encode_seal(slot.Seal(job=JobKey("/store", "demo"), save=SAVE), 1)
     rank = rank_file.encode(rank_file.RankRecord(JobKey("/store", "demo"), 0, "session", "host"))
     return {
@@ -50,7 +51,7 @@ def parts(sound):
             lambda raw: man.decode_manifest(forge.sealed(raw), where=WHERE),
         ),
         "vote's body": (
-            (sound / "votes/node0").read_bytes()[8:-16],
+            (sound / VOTES[0]).read_bytes()[8:-16],
             lambda raw: man.decode_vote(forge.sealed(raw), where=WHERE),
         ),
         "committed": ((sound / man.COMMITTED).read_bytes(), lambda raw: man.decode_committed(raw, where=WHERE)),
@@ -152,7 +153,7 @@ def test_fields_of_other_kinds_reach_the_reader(sound, tmp_path_factory, field, 
 def test_entries_of_other_kinds_reach_the_reader(sound, tmp_path_factory, index, value, which):
     final = tmp_path_factory.mktemp("entry") / "store/demo" / sound.name
     shutil.copytree(sound, final, symlinks=True)
-    raw = msgspec.msgpack.decode(forge.manifest_of(final).files[0].layout)
+    raw = msgspec.msgpack.decode(forge.records_of(final)[0].layout)
     raw["tensors"][which][index] = value
     forge.put_layout(final, msgspec.msgpack.encode(raw))
     with contextlib.suppress(CkptdError):

@@ -25,7 +25,7 @@ from tests.hostile import forge
 from tests.hostile import reader as hostile
 from tests.hostile.forge import RANK0
 from tests.records import take
-from tests.runs import RUN, TAKER
+from tests.runs import RUN, TAKER, VOTES
 
 pytestmark = pytest.mark.timeout(120)
 RANK1 = "r00001-p00.safetensors"
@@ -204,7 +204,7 @@ for _what in ("fifo", "directory", "device", "nowhere", "outside"):
     add(f"{_what} as COMMITTED", ALL, COMMITTED, lambda final, w=_what: forge.instead(final / COMMITTED, w))
     add(f"{_what} as manifest", ALL, MANIFEST, lambda final, w=_what: forge.instead(final / MANIFEST, w))
     add(f"{_what} as image", RECORDS, RANK1, lambda final, w=_what: forge.instead(final / RANK1, w))
-    add(f"{_what} as vote", VERIFY, "votes/node1", lambda final, w=_what: forge.instead(final / "votes/node1", w))
+    add(f"{_what} as vote", RECORDS, VOTES[1], lambda final, w=_what: forge.instead(final / VOTES[1], w))
 
 
 def append(path, data):
@@ -225,10 +225,17 @@ def manifest(name, change, by=RECORDS):
     add(f"manifest with {name}", by, MANIFEST, lambda final: forge.edit_manifest(final, change))
 
 
-manifest("a rank twice", lambda raw: raw["files"].__setitem__(1, raw["files"][0]))
+def record(title, **said):
+    def make(final):
+        forge.edit_record(final, 0, lambda raw: raw.update(said))
+
+    add(f"vote with {title}", RECORDS, VOTES[0], make)
+
+
+manifest("a rank twice", lambda raw: raw["votes"][1].__setitem__(4, [0, 1]))
 manifest("another number of ranks", lambda raw: raw.update(world_size=3))
-manifest("a file of another part", lambda raw: raw["files"][0].update(name="r00000-p01.safetensors"))
-manifest("parts that do not add up", lambda raw: raw["files"][0].update(parts=[4096, 4096]))
+record("a file of another part", name="r00000-p01.safetensors")
+record("parts that do not add up", parts=[4096, 4096])
 manifest("another job", lambda raw: raw.update(job="other"))
 manifest("another step", lambda raw: raw["save"].__setitem__(2, 11))
 manifest("a vote twice", lambda raw: raw["votes"].append(raw["votes"][0]))
@@ -244,10 +251,10 @@ for _field in ("files", "nbytes", "world_size"):
     add(f"COMMITTED with more {_field}", RECORDS, COMMITTED, lambda final, field=_field: forge.edit_committed(
         final, lambda raw: raw.update({field: raw[field] + 1})))  # fmt: skip
 
-add("a vote missing", VERIFY, "votes/node1", lambda final: os.unlink(final / "votes/node1"))
-add("a vote damaged", VERIFY, "votes/node1", lambda final: append(final / "votes/node1", b"x"))
-add("a vote of another node", VERIFY, "votes/node1", lambda final: shutil.copy(
-    final / "votes/node0", final / "votes/node1") and None)  # fmt: skip
+add("a vote missing", RECORDS, VOTES[1], lambda final: os.unlink(final / VOTES[1]))
+add("a vote damaged", RECORDS, VOTES[1], lambda final: append(final / VOTES[1], b"x"))
+add("a vote of another node", RECORDS, VOTES[1], lambda final: shutil.copy(
+    final / VOTES[0], final / VOTES[1]) and None)  # fmt: skip
 add("a stock file missing", VERIFY, STOCK_METADATA, lambda final: os.unlink(final / STOCK_METADATA))
 add("a stock file longer", VERIFY, STOCK_METADATA, lambda final: append(final / STOCK_METADATA, b"x"))
 
@@ -311,12 +318,15 @@ def test_all_readers_agree(name, final):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("reader", ["load", "load_from", "CkptdReader"])
 @pytest.mark.parametrize("name", ["a vote missing", "a vote damaged", "fifo as vote"])
-def test_a_damaged_vote_is_a_note_to_those_whose_data_is_proven_without_it(reader, name, final):
-    error, notes = verdict(reader, FAULTS[name].make(final))
-    assert error is None
-    assert "votes/node1" in notes
+def test_a_damaged_vote_concerns_the_ranks_of_its_node_alone(name, final):
+    path = str(FAULTS[name].make(final))
+    state = some_state(-1.0)
+    fitted, _, _ = read_checkpoint(path, state, group=Group(0, RANKS, "test"))
+    fitted.finish(state)
+    assert torch.equal(state["weight"], some_state(0)["weight"])
+    with pytest.raises(DamagedError, match=VOTES[1]):
+        read_checkpoint(path, some_state(), group=Group(1, RANKS, "test"))
 
 
 @pytest.mark.parametrize("reader", sorted(BY_PATH))

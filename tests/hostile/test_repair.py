@@ -7,7 +7,7 @@ import pytest
 
 from ckptd.checkpoint.repair.run import rebuild
 from ckptd.shared.base.errors import CkptdError
-from ckptd.shared.format.manifest import PARITY_DIR
+from ckptd.shared.format.manifest import decode_vote
 from ckptd.system.files import FileLayer
 from tests.hostile import forge
 from tests.hostile.apart import apart
@@ -24,8 +24,13 @@ def made(tmp_path):
         yield Made(tmp_path / "store", arenas, [[50_000], [80_001, 3], [33_333]]).commit()
 
 
-def parity(number, **said):
-    return lambda raw: raw["parity"][number].update(said)
+def edit_parity(final, number, **said):
+    forge.edit_vote(final, number, lambda vote: vote["parity"].update(said))
+
+
+def parity_of(final, number):
+    manifest = forge.manifest_of(final)
+    return decode_vote((final / manifest.place_of(manifest.votes[number])).read_bytes(), where="forge").parity
 
 
 def bounded(final):
@@ -47,27 +52,28 @@ def bounded(final):
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_parity_that_is_said_to_be_huge(made, gone):
-    name = forge.manifest_of(made).parity[1].name
-    forge.edit_manifest(made, parity(1, nbytes=HUGE))
+    parity = parity_of(made, 1)
+    edit_parity(made, 1, nbytes=HUGE)
     if gone:
-        os.unlink(made / PARITY_DIR / name)
-    assert name[:16] in bounded(made).text
+        os.unlink(made / parity.place)
+    assert parity.name[:16] in bounded(made).text
 
 
 def test_a_record_that_is_said_to_be_huge(made):
-    forge.edit_manifest(made, parity(1, record_nbytes=1 << 30))
+    edit_parity(made, 1, record_nbytes=1 << 30)
     bounded(made)
 
 
 def test_all_parities_are_said_to_be_huge_and_an_image_is_gone(made):
-    forge.edit_manifest(made, lambda raw: [one.update(nbytes=HUGE) for one in raw["parity"]])
-    os.unlink(made / forge.manifest_of(made).files[0].name)
+    for number in range(len(forge.manifest_of(made).votes)):
+        edit_parity(made, number, nbytes=HUGE)
+    os.unlink(made / forge.records_of(made)[0].name)
     bounded(made)
 
 
 def test_there_is_no_room_for_what_is_to_be_written(made, monkeypatch):
     """Told before, with the numbers, and nothing is begun."""
-    name = forge.manifest_of(made).files[0].name
+    name = forge.records_of(made)[0].name
     os.unlink(made / name)
     monkeypatch.setattr(FileLayer, "space", lambda _fs, _path: (4096, 1 << 40))
     with pytest.raises(CkptdError, match=r"needs .* free"):

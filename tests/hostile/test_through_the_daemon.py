@@ -11,7 +11,7 @@ from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.store.posix import commit, removal
 from ckptd.store.posix.scan import Place, files_at, scan
-from ckptd.store.scan import read_vote
+from ckptd.store.votes import read_vote
 from ckptd.system.files import FileLayer
 from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
 from tests.cluster import Node
@@ -19,7 +19,7 @@ from tests.hostile import forge
 from tests.hostile.apart import apart
 from tests.hostile.cases import ALL, CASES, DEEP, LOAD, MARKER
 from tests.hostile.reader import some_state
-from tests.runs import RUN
+from tests.runs import RUN, VOTES
 from tests.unit.client.same import difference
 
 pytestmark = pytest.mark.timeout(300)
@@ -66,18 +66,18 @@ def cut(path):
 
 def edit_vote(path, **changes):
     place = place_of(path)
-    vote, _ = read_vote(files_at(FileLayer(), place.partial), place.key.job, place.save, path.name)
+    vote = read_vote(files_at(FileLayer(), place.partial), place.key.job, place.save, VOTES[0]).vote
     raw = forge.plain(vote)
     raw["files"][0] |= changes.pop("record", {})
     path.write_bytes(forge.sealed(forge.msgspec.msgpack.encode(raw | changes)))
 
 
 def place_of(path):
-    job = path.parents[2]
+    job = path.parents[3]
     return Place(JobKey(str(job.parent), job.name), SaveId(1, 1, 10, RUN))
 
 
-VOTES = {
+CHANGES = {
     "cut": cut,
     "deep": lambda path: path.write_bytes(forge.sealed(DEEP)),
     "counts huge": lambda path: path.write_bytes(forge.sealed(b"\x81\xa5files\xdd\xff\xff\xff\xff")),
@@ -106,11 +106,11 @@ def partial(tmp_path):
     return place
 
 
-@pytest.mark.parametrize("name", VOTES)
+@pytest.mark.parametrize("name", CHANGES)
 def test_what_such_votes_add_up_to_is_never_committed(partial, name):
-    path = forge.Path(partial.votes) / "node0"
+    path = forge.Path(partial.partial) / VOTES[0]
     assert scan(FileLayer(), partial.key).partials[0].finishable
-    VOTES[name](path)
+    CHANGES[name](path)
     with pytest.raises((CkptdError, OSError), match=r"node0|r0000|1 of 1048576 ranks"):
         commit.commit(FileLayer(), partial.key, partial.save, "test")
     found = scan(FileLayer(), partial.key)
@@ -154,8 +154,8 @@ def test_a_time_that_no_calendar_has(tmp_path):
 
 def test_a_vote_of_a_million_ranks_takes_no_memory(partial):
     """By its word alone."""
-    path = forge.Path(partial.votes) / "node0"
-    VOTES["ranks huge"](path)
+    path = forge.Path(partial.partial) / VOTES[0]
+    CHANGES["ranks huge"](path)
     came = apart(lambda: scan(FileLayer(), partial.key).partials[0].missing)
     assert came.text.startswith("1048575 of 1048576 ranks have no vote: 1, 2, 3, 4, ..")
     assert came.grown < 16 << 20, came

@@ -24,16 +24,16 @@ from ckptd.shared.format.slot import align_up
 from ckptd.shared.protocol.publication import Publication
 from ckptd.store.image import Flow, Image
 from ckptd.store.posix import commit, removal
-from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
+from ckptd.store.posix.image_writer import make_set, write_image
 from ckptd.store.posix.publish import publish
 from ckptd.store.posix.scan import Place, files_at
-from ckptd.store.scan import read_vote
+from ckptd.store.votes import read_vote
 from ckptd.system.files import FileLayer
 from tests import pythons
 from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
 from tests.cluster import Node, wait_for
 from tests.records import pin, take, unpin
-from tests.runs import RUN, TAKER
+from tests.runs import RUN, SET, TAKER, VOTES
 from tests.security.others import STRANGER, acting_as, as_user, needs_root
 
 pytestmark = [needs_root, pytest.mark.faults, pytest.mark.timeout(240)]
@@ -284,17 +284,16 @@ def a_pin(fs, place):
 
 
 def a_vote(fs, place):
-    vote, _ = read_vote(files_at(fs, place.partial), place.key.job, place.save, "node0")
+    vote = read_vote(files_at(fs, place.partial), place.key.job, place.save, VOTES[0]).vote
     commit.write_vote(fs, place.key, vote)
 
 
 def a_drain(fs, place):
     image, record, _ = image_of({"a": torch.ones(3)}, place.save)
-    make_partial(fs, place)
+    make_set(fs, place, SET)
     padded = memoryview(image.ljust(align_up(len(image)), b"\0"))
     for name, start, nbytes in record.extents():
-        write_image(fs, place, Image(name, nbytes, padded[start:]), Flow())
-    sync_partial(fs, place)
+        write_image(fs, place, SET, Image(name, nbytes, padded[start:]), Flow())
 
 
 WORK = {one.__name__: one for one in (a_commit, a_removal, a_removed_partial, an_incarnation, a_pin, a_vote, a_drain)}
@@ -303,18 +302,19 @@ WORK = {one.__name__: one for one in (a_commit, a_removal, a_removed_partial, an
 def victim(which: str, place: Place) -> str:
     """A directory in which this user is at work."""
     old = Place(place.key, SaveId(1, 1, 1, RUN))
-    found = {"job": place.job_dir, "partial": place.partial, "votes": place.votes, "old": old.final}
-    return found.get(which) or os.path.join(old.final, "votes")
+    sets = {"sets": os.path.join(place.partial, "sets"), "set": place.set_dir(SET)}
+    found = {"job": place.job_dir, "partial": place.partial, **sets, "old": old.final}
+    return found.get(which) or os.path.join(old.final, "sets")
 
 
-@pytest.mark.parametrize("which", ["job", "partial", "votes", "old", "old votes"])
+@pytest.mark.parametrize("which", ["job", "partial", "sets", "set", "old", "old sets"])
 @pytest.mark.parametrize("work", WORK)
 def test_a_directory_that_is_swapped_for_a_link_leads_nowhere(work, which, place, home, ground):
     """At each call on the disk; the home has directories and files of the names that are written and removed."""
-    for name in ("votes", "step-000000001.i0001", ".incarnations", ".pins", place.save.partial_dirname, ".trash-x"):
-        (home / name / "votes").mkdir(parents=True)
+    for name in ("sets", SET, "step-000000001.i0001", ".incarnations", ".pins", place.save.partial_dirname, ".trash-x"):
+        (home / name / "sets" / SET).mkdir(parents=True)
         (home / name / ".x.tmp-0").write_text("mine")
-        (home / name / "votes" / "node0").write_text("mine")
+        (home / name / "sets" / SET / "node0.vote").write_text("mine")
     for name in ("COMMITTED", "ckptd.manifest", ".a.tmp-0", "node0", "r00000-p00.safetensors"):
         (home / name).write_text("mine")
     before = below(home)

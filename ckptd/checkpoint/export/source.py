@@ -16,7 +16,7 @@ from ckptd.checkpoint.export.read import SourceFile
 from ckptd.checkpoint.whereabouts import where_checkpoints_are
 from ckptd.shared.base.errors import UsageError, parted
 from ckptd.shared.base.ids import SaveId, parse_dirname, parse_partial_dirname
-from ckptd.shared.format.committed import TRASH_PREFIX, Finding, open_sound, read_vote_of
+from ckptd.shared.format.committed import TRASH_PREFIX, file_findings, open_records, raise_first
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Layout, Path, decode_leaves
 from ckptd.shared.format.manifest import (
@@ -25,14 +25,12 @@ from ckptd.shared.format.manifest import (
     MANIFEST,
     STOCK_FILES,
     STOCK_METADATA,
-    VOTES_DIR,
     FileRecord,
-    VoteRef,
-    decode_vote,
     layout_of,
 )
-from ckptd.shared.format.replica_attestations import compared, doubt
+from ckptd.shared.format.replica_attestations import doubt
 from ckptd.shared.format.stored_files import StoredFiles
+from ckptd.shared.format.stored_records import StoredRecords
 from ckptd.shared.stores.kinds import open_files, real
 from ckptd.store.opening import open_store
 
@@ -47,7 +45,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     files: list[SourceFile]
     layouts: list[Layout]
     leaves: int  # values that are no tensors
-    votes: list[VoteRef]
+    records: StoredRecords
     doubted: str = ""  # the note about its replicas for the user
     flat: ClassVar[bool] = False
 
@@ -93,18 +91,10 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
         Opaque bytes, checked like all else. Raises DamagedError or OSError, naming the file.
         """
-        for ref in self.votes:
-            raw = read_vote_of(self.stored, ref)
-            if isinstance(raw, Finding):
-                raise raw.error
-            where = self.stored.where(f"{VOTES_DIR}/{ref.node}")
-            vote = decode_vote(raw, where=where, integrity=self.stored.integrity)
-            if any(record.rank == 0 for record in vote.files):
-                objects = vote.stock_objects
-                if objects is None:
-                    return {}
-                return {name: objects.data[at : at + nbytes] for name, (at, nbytes) in objects.index.items()}
-        return {}
+        objects = self.records.vote_for(0).stock_objects
+        if objects is None:
+            return {}
+        return {name: objects.data[at : at + nbytes] for name, (at, nbytes) in objects.index.items()}
 
 
 Source = Checkpoint | ZeroCheckpoint  # what can be exported, opened
@@ -158,14 +148,15 @@ def _check_other(path: str, names: list[str] | None) -> None:
 def load(path: str, integrity: Integrity = XXH3) -> Checkpoint:
     """The checkpoint in the directory path. Raises UsageError, DamagedError or OSError, naming the file."""
     stored = open_files(path, integrity)
-    manifest = open_sound(stored)
-    files = [_source(stored, record) for record in manifest.files]
-    layouts = [layout_of(r, manifest.world_size, where=stored.where(r.name)) for r in manifest.files]
+    records = open_records(stored)
+    raise_first(file_findings(stored, records))
+    files = [_source(stored, record) for record in records]
+    layouts = [layout_of(r, len(records), where=stored.where(r.name)) for r in records]
     for layout in layouts:
         _check_tensors(path, layout)
-    leaves = sum(len(decode_leaves(r.leaves, where=stored.where(r.name)).leaves) for r in manifest.files)
-    return Checkpoint(stored, manifest.save, files, layouts, leaves, manifest.votes,
-                      doubt(compared({record.rank: record.attestations for record in manifest.files})))  # fmt: skip
+    leaves = sum(len(decode_leaves(r.leaves, where=stored.where(r.name)).leaves) for r in records)
+    manifest = records.manifest
+    return Checkpoint(stored, manifest.save, files, layouts, leaves, records, doubt(manifest.replicas))
 
 
 def _check_tensors(path: str, layout: Layout) -> None:

@@ -11,22 +11,21 @@ from ckptd.parity.plan import Map, map_of
 from ckptd.parity.record import Record, decode_record, set_name
 from ckptd.shared.base.errors import DamagedError, UsageError
 from ckptd.shared.base.ids import parse_dirname, parse_partial_dirname
-from ckptd.shared.format.committed import RECORDS, TRASH_PREFIX, Finding, open_sound, read_vote_of
+from ckptd.shared.format.committed import TRASH_PREFIX, open_records
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.layout import Extent
 from ckptd.shared.format.manifest import (
     COMMITTED,
     MANIFEST,
-    PARITY_DIR,
-    VOTES_DIR,
     FileRecord,
     Manifest,
     ParityRecord,
-    decode_vote,
     encode_objects,
 )
+from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.format.stored_files import StoredFiles, read_some
+from ckptd.shared.format.stored_records import StoredRecords
 from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.stores.kinds import open_files, real
 
@@ -53,7 +52,7 @@ class Set:
     def parity(self, files: StoredFiles, member: int) -> Bytes:
         """A member's parity. Without digests when its record cannot be read: then no block of it counts as sound."""
         file, record = self.files[member], self.records.get(member)
-        extent = Extent(f"{PARITY_DIR}/{file.name}", 0, file.nbytes)
+        extent = Extent(file.place, 0, file.nbytes)
         return Bytes(files, [extent], record.table if record else b"", extent.nbytes)
 
 
@@ -62,11 +61,21 @@ class Checkpoint:
     """What there is to mend, and to mend it from."""
 
     files: StoredFiles
-    manifest: Manifest
+    records: StoredRecords
     images: dict[int, Bytes]
     sets: list[Set] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)  # parity files of no readable set
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The root of its records."""
+        return self.records.manifest
+
+    @property
+    def parity(self) -> list[ParityRecord]:
+        """Of all parity files, by place."""
+        return sorted({vote.parity for vote in self.records.votes() if vote.parity is not None})
 
 
 def open_checkpoint(path: str, integrity: Integrity = XXH3) -> Checkpoint:
@@ -84,16 +93,16 @@ def open_checkpoint(path: str, integrity: Integrity = XXH3) -> Checkpoint:
         what = "is no checkpoint's directory"
     if what:
         raise UsageError(f"{path} {what}", hint=where_checkpoints_are(path))
-    manifest = open_sound(files, RECORDS)  # what else is wrong is to be mended
-    images = {r.rank: Bytes(files, r.extents(), r.digests, r.nbytes) for r in manifest.files}
-    found = Checkpoint(files, manifest, images)
+    records = open_records(files)  # what else is wrong is to be mended
+    images = {r.rank: Bytes(files, r.extents(), r.digests, r.nbytes) for r in records}
+    found = Checkpoint(files, records, images)
     _find_sets(found)
     return found
 
 
 def _find_sets(checkpoint: Checkpoint) -> None:
     by_set: dict[str, dict[int, ParityRecord]] = {}
-    for file in checkpoint.manifest.parity:
+    for file in checkpoint.parity:
         name, _, index = file.name.removesuffix(".parity").partition("-")
         by_set.setdefault(name, {})[int(index)] = file
     for name, files in sorted(by_set.items()):
@@ -105,9 +114,9 @@ def _find_sets(checkpoint: Checkpoint) -> None:
                 continue
             if (set_name(record.parity_chunk), record.parity_chunk.index) == (name, member):
                 records[member] = record
-        where = checkpoint.files.where(PARITY_DIR)
+        where = checkpoint.files.where(SETS_DIR)
         if not records:
-            checkpoint.unreadable += [f"{where}/{file.name}" for file in files.values()]
+            checkpoint.unreadable += [checkpoint.files.where(file.place) for file in files.values()]
             continue
         parity_chunk = next(iter(records.values())).parity_chunk
         stranger = _stranger(parity_chunk, checkpoint) or _misfit(parity_chunk, files)
@@ -131,7 +140,7 @@ def _misfit(parity_chunk: ParityChunk, files: dict[int, ParityRecord]) -> str:
 
 def read_record(files: StoredFiles, file: ParityRecord) -> Record:
     """The record at the end of a parity file. Raises OSError, EOFError, DamagedError."""
-    name = f"{PARITY_DIR}/{file.name}"
+    name = file.place
     with contextlib.closing(files.open(name, cached=True)) as opened:
         there = opened.nbytes - file.nbytes
         raw = read_some(opened, file.nbytes, min(file.record_nbytes, there)) if there > 0 else b""
@@ -140,12 +149,12 @@ def read_record(files: StoredFiles, file: ParityRecord) -> Record:
 
 def _stranger(parity_chunk: ParityChunk, checkpoint: Checkpoint) -> str:
     """Why the parity chunk is not of what the manifest lists; empty when it is."""
-    manifest, integrity = checkpoint.manifest, checkpoint.files.integrity
-    if parity_chunk.save != manifest.save:
+    records, integrity = checkpoint.records, checkpoint.files.integrity
+    if parity_chunk.save != checkpoint.manifest.save:
         return f"of {parity_chunk.save}"
     for column in parity_chunk.columns:
         for seal in column.seals:
-            if seal.rank >= len(manifest.files) or not _fits(seal, manifest.files[seal.rank], integrity):
+            if seal.rank >= len(records) or not _fits(seal, records[seal.rank], integrity):
                 return f"the image of rank {seal.rank} differs"
     return ""
 
@@ -169,12 +178,12 @@ def _fits(seal: Seal, record: FileRecord, integrity: Integrity) -> bool:
 def tails(checkpoint: Checkpoint, wanted: Set) -> tuple[dict[int, bytes], list[int]]:
     """The tail of each segment of the set as it lay in its slot, and the ranks whose plain leaves are not known.
 
-    The manifest has everything but rank 0's leaves for stock readers, which are in a vote.
+    Its vote has everything.
     """
     found, unknown = {}, []
     for column in wanted.parity_chunk.columns:
         for seal in column.seals:
-            record = checkpoint.manifest.files[seal.rank]
+            record = checkpoint.records[seal.rank]
             tail = record.digests + record.layout + record.leaves
             if seal.objects_nbytes:
                 objects = _objects(checkpoint, seal)
@@ -187,16 +196,8 @@ def tails(checkpoint: Checkpoint, wanted: Set) -> tuple[dict[int, bytes], list[i
 
 def _objects(checkpoint: Checkpoint, seal: Seal) -> bytes:
     """Encoded as the rank encoded them; empty when no vote has them."""
-    files = checkpoint.files
-    for ref in checkpoint.manifest.votes:
-        raw = read_vote_of(files, ref)
-        if isinstance(raw, Finding):
-            continue
-        try:
-            vote = decode_vote(raw, where=files.where(f"{VOTES_DIR}/{ref.node}"), integrity=files.integrity)
-        except DamagedError:
-            continue
-        if vote.stock_objects is not None and any(record.rank == seal.rank for record in vote.files):
-            objects = encode_objects(vote.stock_objects)
-            return objects if files.integrity.digest(objects, Purpose.OBJECTS) == seal.objects_digest else b""
-    return b""
+    vote = checkpoint.records.vote_for(seal.rank)
+    if vote.stock_objects is None:
+        return b""
+    objects = encode_objects(vote.stock_objects)
+    return objects if checkpoint.files.integrity.digest(objects, Purpose.OBJECTS) == seal.objects_digest else b""

@@ -22,7 +22,6 @@ from ckptd.parity.table import Table
 from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
 from ckptd.shared.base.ids import JobKey, file_name
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
-from ckptd.shared.format.manifest import PARITY_DIR
 from ckptd.shared.format.slot import PAGE
 from ckptd.store.opening import open_store
 from ckptd.system.units import format_size
@@ -99,7 +98,7 @@ class _Rebuild:
             for member in one.files:
                 self._look_at_parity(found, one, member)
         left = {rank for rank, target in self._images.items() if target.damage}
-        if left and not self.checkpoint.manifest.parity:
+        if left and not self.checkpoint.parity:
             names, above = _listed(self.damaged), os.path.dirname(self._path)
             raise DamagedError(
                 f"{self._path}: {names}: damaged or missing, and no parity was drained with this checkpoint",
@@ -160,7 +159,7 @@ class _Rebuild:
                 target.close()
         for kind, member in gone:
             if kind == "parity":
-                path = self.checkpoint.files.where(f"{PARITY_DIR}/{one.files[member].name}")
+                path = self.checkpoint.files.where(one.files[member].place)
                 self.lost.append(Lost(path, self._why(one)))
         return {key[1] for key in keys if key[0] == "image"}
 
@@ -256,7 +255,7 @@ class _Rebuild:
 
     def _why(self, one: Set) -> str:
         lacking = [e.name for r in one.ranks if r in self._images for e in self._images[r].concerned]
-        lacking += [os.path.join(PARITY_DIR, target.name) for target in self._parities[one.name].values()]
+        lacking += [target.name for target in self._parities[one.name].values()]
         none = len(one.parity_chunk.columns) - len(one.files)
         more = [f"the parity of {none} members, which was not drained"] if none else []
         members, scheme = len(one.parity_chunk.columns), one.parity_chunk.scheme

@@ -13,12 +13,13 @@ from ckptd.shared.protocol.messages import End, Milestone, Progress
 
 
 class DrainShare:
-    """``report`` makes the action that sends to the coordinator."""
+    """This node's share of the drain; see the module."""
 
-    def __init__(self, job: JobKey, slots: SlotTable, report: Callable[[ev.Fact], Action], parity: ParityShare) -> None:
+    def __init__(self, job: JobKey, slots: SlotTable, membership: Membership, parity: ParityShare) -> None:
         self._job = job
         self._slots = slots
-        self._report = report
+        self._membership = membership
+        self._report: Callable[[ev.Fact], Action] = membership.report
         self.parity = parity
         self.save: SaveId | None = None  # being drained
         self.store_id = ""  # of the store that it goes to
@@ -109,7 +110,8 @@ class DrainShare:
         if save in self._flying:
             return []
         self._flying[save] = frozenset(names)
-        return [Drain(job=self._job, store_id=self.store_id, save=save, slots=names)]
+        folder = self._membership.folder
+        return [Drain(job=self._job, store_id=self.store_id, save=save, folder=folder, slots=names)]
 
     def share(self) -> list[Slot]:
         """Slots that this node writes to the store now, one of each rank."""
@@ -153,8 +155,12 @@ class DrainShare:
         if not held or not all(slot.digested for slot in held) or not self.parity.settled():
             return []
         self._written, self._busy = False, True
-        names = tuple(slot.name for slot in held)
-        return [WriteVote(job=self._job, store_id=self.store_id, save=save, slots=names, parity=self.parity.record)]
+        return [
+            WriteVote(
+                job=self._job, store_id=self.store_id, save=save, folder=self._membership.folder,
+                slots=tuple(slot.name for slot in held), parity=self.parity.record,
+            )
+        ]  # fmt: skip
 
     def encoded(self, event: ev.Encoded) -> list[Action]:
         """Parity of this node is sealed, or why not."""

@@ -5,7 +5,9 @@ from ckptd.core.actions import Action, KeepTopology, MeetPeers, ToNode
 from ckptd.core.links import Links
 from ckptd.core.node.ranks import LocalRanks
 from ckptd.core.node.standing import Standing
-from ckptd.shared.base.ids import JobKey
+from ckptd.core.redundancy_sets import set_of
+from ckptd.shared.base.ids import JobKey, SetName
+from ckptd.shared.format.set_places import set_folder
 from ckptd.shared.protocol.topology import Peer, Topology
 
 
@@ -99,6 +101,13 @@ class Membership:
     def nodes(self) -> tuple[str, ...]:
         """Where the session runs."""
         return self.topology.nodes if self.topology is not None else (self._node,)
+
+    @property
+    def folder(self) -> SetName:
+        """The directory of this node's redundancy set in a checkpoint that is drained now."""
+        topology = self.topology
+        nodes = (self._node,) if topology is None else set_of(topology.peers, topology.set_size, self._node)
+        return set_folder(self.epoch, nodes)
 
     def has(self) -> ev.NodeHas:
         """What this node knows of which rank is where; what lies here is to be added."""

@@ -50,7 +50,7 @@ class JobNode:
         self.own_column = OwnDataColumn(job, node, self.slots, self.membership, self.protection)
         self.fetching = Fetching(job, node, policy, links)
         parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
-        self.drain = DrainShare(job, self.slots, self.membership.report, parity)
+        self.drain = DrainShare(job, self.slots, self.membership, parity)
         self.succession = Succession(job, node, self.membership, self.drain, self.ranks)
         self.answers = PeerAnswers(job, node, self.slots, self.protection)
         self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report)

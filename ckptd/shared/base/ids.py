@@ -18,6 +18,7 @@ _STORE_PATTERN = rf"^/[^\x00-\x1f]{{0,{MAX_STORE_CHARS - 1}}}\Z"
 _URL_PATTERN = rf"^(/|[a-z][a-z0-9+.-]{{0,30}}://)[^\x00-\x1f]{{0,{MAX_STORE_CHARS - 1}}}\Z"
 _FILE_PATTERN = r"^r[0-9]{5,7}-p[0-9]{2,3}\.(safetensors|bin)\Z"
 _NODE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z"
+SET_PATTERN = r"^e[0-9]{8}-[0-9a-f]{8}\Z"
 _SESSION_PATTERN = r"^[A-Za-z0-9._:-]{1,128}\Z"
 
 JobName = Annotated[str, msgspec.Meta(pattern=_JOB_PATTERN)]
@@ -25,6 +26,8 @@ StorePath = Annotated[str, msgspec.Meta(pattern=_STORE_PATTERN)]
 StoreUrl = Annotated[str, msgspec.Meta(pattern=_URL_PATTERN)]  # a path, or of another kind of store
 FileName = Annotated[str, msgspec.Meta(pattern=_FILE_PATTERN)]
 NodeName = Annotated[str, msgspec.Meta(pattern=_NODE_PATTERN)]
+# A redundancy set of one epoch: the epoch, and the start of the digest of its nodes' names.
+SetName = Annotated[str, msgspec.Meta(pattern=SET_PATTERN)]
 Session = Annotated[str, msgspec.Meta(pattern=_SESSION_PATTERN)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
 WorldSize = Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]

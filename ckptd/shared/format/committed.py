@@ -5,10 +5,12 @@ may leave out a part that it does not need (``About``), and checks none in anoth
 read, and say how what they read must be proved: there is no way to open a checkpoint without saying so.
 """
 
+import contextlib
 import enum
 import errno
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -22,27 +24,24 @@ from ckptd.shared.format.manifest import (
     MANIFEST,
     MAX_COMMITTED_NBYTES,
     MAX_RECORD_NBYTES,
-    PARITY_DIR,
     STOCK_FILES,
-    VOTES_DIR,
     Committed,
     FileRecord,
     Manifest,
     ParityRecord,
     StockFile,
     Vote,
-    VoteRef,
     decode_committed,
     decode_manifest,
     decode_vote,
     make_committed,
 )
+from ckptd.shared.format.set_places import SETS_DIR, is_set_name, vote_place, voter
 from ckptd.shared.format.stored_files import StoredFiles
+from ckptd.shared.format.stored_records import OF_THE_DIRECTORY, StoredRecords, misfit_of, vote_bytes
 
 TRASH_PREFIX = ".trash-"
 INCARNATIONS_DIR = ".incarnations"  # in every job's directory, and in no other
-# What an error says of the directory, and not of the machine that reads it.
-_SHAPE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG})
 
 
 class About(enum.Enum):
@@ -50,14 +49,14 @@ class About(enum.Enum):
 
     IDENTITY = enum.auto()  # the directory's name, COMMITTED, the manifest's size
     MANIFEST = enum.auto()  # its digest, and COMMITTED against it
+    VOTES = enum.auto()  # all of them: what they say of each image
     FILES = enum.auto()  # the images' files: there, regular, of their sizes
-    VOTES = enum.auto()
     STOCK = enum.auto()  # files for stock readers, the index of a trainer's files among them
     PARITY = enum.auto()  # parity files: there, regular, of their sizes
 
 
 RECORDS = frozenset({About.IDENTITY, About.MANIFEST})
-DATA = RECORDS | {About.FILES}
+DATA = RECORDS | {About.VOTES, About.FILES}
 EVERYTHING = frozenset(About)
 
 
@@ -81,7 +80,9 @@ class Finding:
 
         IntegrityError, which is a DamagedError, where it is proved in another way than the reader asks for.
         """
-        if isinstance(self.cause, IntegrityError) or (self.cause is not None and self.cause.errno not in _SHAPE):
+        if isinstance(self.cause, IntegrityError) or (
+            self.cause is not None and self.cause.errno not in OF_THE_DIRECTORY
+        ):
             return self.cause
         return (UsageError if self.misused else DamagedError)(str(self), hint=self.hint)
 
@@ -93,22 +94,21 @@ class Opened:
     files: StoredFiles  # at a location with all links followed
     committed: Committed | None = None
     manifest: Manifest | None = None
-    votes: list[Vote] = field(default_factory=list)  # sound ones
+    votes: list[Vote] = field(default_factory=list)  # sound ones, and where there is a manifest those that it pins
 
     @property
     def records(self) -> list[FileRecord]:
-        """Of all images. Without a manifest the votes still say what every file should be."""
-        if self.manifest is not None:
-            return self.manifest.files
-        voted = {record.name: record for vote in self.votes for record in vote.files}
-        return [voted[name] for name in sorted(voted)]
+        """Of all images that sound votes know, by rank. The votes must have been asked for."""
+        voted: dict[int, FileRecord] = {}
+        for vote in self.votes:
+            for record in vote.files:
+                voted.setdefault(record.rank, record)
+        return [voted[rank] for rank in sorted(voted)]
 
     @property
     def parity(self) -> list[ParityRecord]:
         """Of all parity files, likewise."""
-        if self.manifest is not None:
-            return self.manifest.parity
-        return [vote.parity for vote in self.votes if vote.parity is not None]
+        return sorted({vote.parity for vote in self.votes if vote.parity is not None})
 
 
 def open_committed(
@@ -124,13 +124,13 @@ def open_committed(
     yield from _of_committed(opened, job, save)
     if About.MANIFEST in about:
         yield from _of_manifest(opened)
-    if About.VOTES in about:
+    if {About.VOTES, About.FILES, About.PARITY} & set(about):  # what the files should be stands there
         yield from _of_votes(opened)
     if About.FILES in about:
         yield from file_findings(files, opened.records)
     if About.STOCK in about and opened.manifest is not None:
         for stock in opened.manifest.stock:
-            found = read_stock_of(files, stock, opened.manifest)
+            found = read_stock_of(files, stock, opened.manifest, opened.records if opened.votes else None)
             if isinstance(found, Finding):
                 yield found
     if About.PARITY in about:
@@ -168,21 +168,18 @@ def raise_first(findings: Iterable[Finding]) -> None:
         raise error from (finding.cause if finding.cause is not error else None)
 
 
-def read_vote_of(files: StoredFiles, ref: VoteRef) -> bytes | Finding:
-    """The file of a vote that the manifest pins, as it was when the manifest was made."""
-    name = f"{VOTES_DIR}/{ref.node}"
-    where = files.where(name)
-    try:
-        raw = files.read(name, ref.nbytes)
-    except OSError as error:
-        return _unreadable(About.VOTES, where, error)
-    if (len(raw), files.integrity.digest(raw, Purpose.VOTE_FILE)) != (ref.nbytes, ref.digest):
-        return Finding(About.VOTES, where, f"is not the vote that {MANIFEST} was made from", _hint(where))
-    return raw
+def open_records(files: StoredFiles, *, job: str | None = None, save: SaveId | None = None) -> StoredRecords:
+    """The records of a checkpoint whose manifest is sound, read as they are asked for. Raises as open_sound."""
+    return StoredRecords(files, open_sound(files, RECORDS, job=job, save=save))
 
 
-def read_stock_of(files: StoredFiles, stock: StockFile, manifest: Manifest) -> bytes | Finding:
-    """A file for stock readers that the manifest pins: its bytes are those of which the manifest has the digest."""
+def read_stock_of(
+    files: StoredFiles, stock: StockFile, manifest: Manifest, records: Iterable[FileRecord] | None = None
+) -> bytes | Finding:
+    """A file for stock readers that the manifest pins: its bytes are those of which the manifest has the digest.
+
+    records: of all images, to hold the index of a trainer's files against them.
+    """
     where = files.where(stock.name)
     try:
         fits = files.size(stock.name) == stock.nbytes
@@ -192,7 +189,7 @@ def read_stock_of(files: StoredFiles, stock: StockFile, manifest: Manifest) -> b
     if (len(data), files.integrity.digest(data, Purpose.STOCK)) != (stock.nbytes, stock.digest):
         what = f"is not the file that {MANIFEST} knows: the bytes are damaged or another's"
         return Finding(About.STOCK, where, what, _hint(where))
-    if stock.name == STOCK_FILES and (wrong := _index_misfit(data, manifest)):
+    if stock.name == STOCK_FILES and (wrong := _index_misfit(data, manifest, records)):
         return Finding(About.STOCK, where, wrong, _hint(where))
     return data
 
@@ -207,7 +204,7 @@ def file_findings(files: StoredFiles, records: Iterable[FileRecord]) -> Iterator
 def parity_findings(files: StoredFiles, records: Iterable[ParityRecord]) -> Iterator[Finding]:
     """What is wrong with these parity files, but for their bytes."""
     for record in records:
-        yield from _of_size(About.PARITY, f"{PARITY_DIR}/{record.name}", files, record.file_nbytes)
+        yield from _of_size(About.PARITY, record.place, files, record.file_nbytes)
 
 
 # --- each part
@@ -316,56 +313,73 @@ def _of_votes(opened: Opened) -> Iterator[Finding]:
     """Those the manifest pins are held against it; without one, all that are there.
 
     A vote may come between the manifest and the final name, from a node that drained a rank that had a vote already:
-    its files are then those of the manifest.
+    its files are then those of the others.
     """
     files, manifest = opened.files, opened.manifest
-    pinned = {ref.node: ref for ref in manifest.votes} if manifest else {}
     try:
-        files.size(VOTES_DIR)
+        files.size(SETS_DIR)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            folder = files.where(VOTES_DIR)
+            folder = files.where(SETS_DIR)
             yield Finding(About.VOTES, folder, "a symbolic link where a directory belongs", _hint(folder))
-    try:
-        there = [name for name in files.names(VOTES_DIR) if not name.startswith(".")]
-    except OSError:
-        there = []  # those that are pinned are missing
-    for node in sorted({*pinned, *there}):
-        found = _vote(files, node, pinned.get(node), manifest)
-        if isinstance(found, Finding):
-            yield found
-        else:
-            opened.votes.append(found)
+    pinned: set[str] = set()
+    if manifest is not None:
+        for ref in manifest.votes:
+            place = manifest.place_of(ref)
+            pinned.add(place)
+            found = _read_vote(files, place, partial(vote_bytes, files, manifest, ref))
+            wrong = "" if isinstance(found, Finding) else misfit_of(found, manifest, ref)
+            yield from _taken(opened, found, wrong, files.where(place))
+    known = {record.rank: record for record in opened.records} if manifest else {}
+    there: list[str] = []
+    with contextlib.suppress(OSError):  # those that are pinned are missing, then
+        there = vote_places(files)
+    for place in there:
+        if place in pinned:
+            continue
+        found = _read_vote(files, place, partial(files.read, place, MAX_RECORD_NBYTES))
+        if manifest is None:
+            wrong = "" if isinstance(found, Finding) or found.place == place else f"is the vote of node {found.node}"
+            yield from _taken(opened, found, wrong, files.where(place))
+        elif isinstance(found, Finding):
+            yield Finding(About.VOTES, found.path, f"a vote that {MANIFEST} does not know: {found.what}", found.hint)
+        elif (found.job, found.save) != (manifest.job, manifest.save) or any(
+            known.get(record.rank) != record for record in found.files
+        ):
+            where = files.where(place)
+            yield Finding(About.VOTES, where, f"a vote that {MANIFEST} does not know", _hint(where))
 
 
-def _vote(files: StoredFiles, node: str, ref: VoteRef | None, manifest: Manifest | None) -> Vote | Finding:
-    name = f"{VOTES_DIR}/{node}"
-    where = files.where(name)
+def _taken(opened: Opened, found: Vote | Finding, wrong: str, where: str) -> Iterator[Finding]:
+    """Adds a vote with which nothing is wrong."""
+    if isinstance(found, Finding):
+        yield found
+    elif wrong:
+        yield Finding(About.VOTES, where, wrong, _hint(where))
+    else:
+        opened.votes.append(found)
+
+
+def _read_vote(files: StoredFiles, place: str, read: Callable[[], bytes]) -> Vote | Finding:
+    where = files.where(place)
     try:
-        raw = read_vote_of(files, ref) if ref else files.read(name, MAX_RECORD_NBYTES)
-        if isinstance(raw, Finding):
-            return raw
-        vote = decode_vote(raw, where=where, integrity=files.integrity)
+        return decode_vote(read(), where=where, integrity=files.integrity)
     except (OSError, DamagedError) as error:
-        finding = _unreadable(About.VOTES, where, error)
-        if manifest is None or ref is not None:
-            return finding
-        return Finding(About.VOTES, where, f"a vote that {MANIFEST} does not know: {finding.what}", _hint(where))
-    wrong = f"is the vote of node {shown(vote.node)}" if vote.node != node else ""
-    if manifest is not None and not wrong:
-        wrong = _misfit(vote, manifest, pinned=ref is not None)
-    return Finding(About.VOTES, where, wrong, _hint(where)) if wrong else vote
+        return _unreadable(About.VOTES, where, error)
 
 
-def _misfit(vote: Vote, manifest: Manifest, *, pinned: bool) -> str:
-    """Why the vote is none of the manifest's; empty when it is."""
-    if any(record not in manifest.files[record.rank : record.rank + 1] for record in vote.files):
-        return f"its files are not those of {MANIFEST}"
-    if pinned and vote.parity is not None and vote.parity not in manifest.parity:
-        return f"its parity is not in {MANIFEST}"
-    if (vote.job, vote.save, vote.world_size) != (manifest.job, manifest.save, manifest.world_size):
-        return f"a vote that {MANIFEST} does not know"
-    return ""
+def vote_places(files: StoredFiles) -> list[str]:
+    """Of all votes that lie there, readable or not; none where there are no sets. Raises OSError."""
+    try:
+        sets = [name for name in files.names(SETS_DIR) if is_set_name(name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = []
+    for name in sets:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            nodes = filter(None, map(voter, files.names(f"{SETS_DIR}/{name}")))
+            found += [vote_place(name, node) for node in nodes]
+    return found
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -378,7 +392,7 @@ class _Index(msgspec.Struct, frozen=True):
 _index_decoder = msgspec.json.Decoder(_Index)
 
 
-def _index_misfit(data: bytes, manifest: Manifest) -> str:
+def _index_misfit(data: bytes, manifest: Manifest, records: Iterable[FileRecord] | None) -> str:
     """Why the index of a trainer's files is none of the manifest's; empty when it is."""
     try:
         index = _index_decoder.decode(data)
@@ -386,7 +400,9 @@ def _index_misfit(data: bytes, manifest: Manifest) -> str:
         return f"no index of a trainer's files: {cut(error)}"
     if index.save_id != manifest.save.text:
         return f"is of save {shown(index.save_id)}, not of {manifest.save}"
-    known = {extent.name for record in manifest.files for extent in record.extents()}
+    if records is None:
+        return ""
+    known = {extent.name for record in records for extent in record.extents()}
     stranger = next((name for name in index.files.values() if name not in known), None)
     return f"names {shown(stranger)}, which is no file of {MANIFEST}" if stranger is not None else ""
 
@@ -412,7 +428,7 @@ def _unreadable(about: About, where: str, error: OSError | DamagedError) -> Find
 
 
 def _hint(where: str) -> str:
-    """Of a file in the checkpoint's directory, or in one of its two."""
+    """Of a file in the checkpoint's directory, or in that of a set."""
     path = where.rpartition("/")[0]
     above, _, name = path.rpartition("/")
-    return f"see what else is wrong: ckptd verify {above if name in {VOTES_DIR, PARITY_DIR} else path}"
+    return f"see what else is wrong: ckptd verify {above.rpartition('/')[0] if is_set_name(name) else path}"

@@ -1,17 +1,22 @@
-"""Records of the commit: vote, manifest, COMMITTED. Each is self-checking or checked by the next."""
+"""Records of the commit: votes, the manifest that pins them, COMMITTED. Each is self-checking or checked by the next.
+
+What a vote says of its node's files stands in the vote alone. The manifest has a vote's digest and its ranks, so that
+a reader opens the votes of the ranks that it needs: the manifest has some 50 bytes of a node.
+"""
 
 import collections
-import contextlib
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
-from ckptd.shared.base.decoding import MALFORMED, decoded
+from ckptd.shared.base.decoding import decoded
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import (
     MAX_PARTS,
+    MAX_RANKS,
     Counter,
     Digest,
     FileName,
@@ -21,6 +26,7 @@ from ckptd.shared.base.ids import (
     NodeName,
     Rank,
     SaveId,
+    SetName,
     Step,
     StoreId,
     WorldSize,
@@ -30,10 +36,9 @@ from ckptd.shared.format.digest import DIGEST_NBYTES, block_count
 from ckptd.shared.format.integrity import XXH3, DigestKind, Integrity, KeyId, Purpose
 from ckptd.shared.format.layout import Extent, Layout, are_parts, decode_layout, extents
 from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Attestation, Compared, compared, difference_of
+from ckptd.shared.format.sealed_record import VERSION, check_version, of_committed, of_record, open_record, sealed
+from ckptd.shared.format.set_places import parity_place, vote_place
 
-VERSION = 3
-VOTES_DIR = "votes"
-PARITY_DIR = "parity"
 MANIFEST = "ckptd.manifest"
 COMMITTED = "COMMITTED"
 LATEST = "latest"
@@ -42,9 +47,8 @@ STOCK_OBJECTS: Final = "objects.pt"
 STOCK_FILES: Final = "files.json"
 UNPUBLISHED = "UNPUBLISHED"
 LINKED = "LINKED"
-_MAGIC = b"CKPTDMF1"  # before votes and manifests: magic, body, digest of both
 MAX_COMMITTED_NBYTES = 64 << 10
-MAX_RECORD_NBYTES = 8 << 30  # of a vote or manifest
+MAX_RECORD_NBYTES = 1 << 30  # of a vote or manifest
 MAX_PARITY_RECORD_NBYTES = 1 << 30
 # The set, by the content of what it protects, and the member.
 ParityName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}-[0-9]{2}\.parity\Z")]
@@ -72,15 +76,21 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ParityRecord(msgspec.Struct, frozen=True, order=True):
-    """One member's parity of a redundancy set, in a file of `parity/`: the parity, then the record that says of what.
+    """One member's parity of a redundancy set, in its directory: the parity, then the record that says of what.
 
     The record has the digest of each block of the parity, and its own is here: so the whole file is pinned.
     """
 
+    folder: SetName
     name: ParityName
     nbytes: Nbytes  # of the parity: whole pages
     record_nbytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARITY_RECORD_NBYTES)]
     record_digest: Digest
+
+    @property
+    def place(self) -> str:
+        """Of the file, in the checkpoint."""
+        return parity_place(self.folder, self.name)
 
     @property
     def file_nbytes(self) -> int:
@@ -112,23 +122,49 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job: JobName
     save: SaveId
     node: NodeName
+    folder: SetName  # its set's, in which it lies
     world_size: WorldSize
     files: Annotated[list[FileRecord], msgspec.Meta(max_length=4096)]
     stock_objects: StockObjects | None = None  # from rank 0's node, when it makes them
     parity: ParityRecord | None = None  # when this node drained its own
     key_id: KeyId = ""  # of the key that all its digests are made with
 
+    @property
+    def place(self) -> str:
+        """Of its file, in the checkpoint."""
+        return vote_place(self.folder, self.node)
 
-class VoteRef(msgspec.Struct, frozen=True):
-    """A vote's node, size and digest, so that the manifest pins it."""
+
+def pairs(runs: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and end of each run."""
+    return zip(runs[::2], runs[1::2], strict=True)
+
+
+class VoteRef(msgspec.Struct, frozen=True, array_like=True):
+    """A vote's node, size and digest, so that the manifest pins it; and which ranks are read from it."""
 
     node: NodeName
-    nbytes: Nbytes
+    folder: Annotated[int, msgspec.Meta(ge=0)]  # its set's, among those of the manifest
+    nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_RECORD_NBYTES)]
     digest: Digest
+    runs: tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)], ...]  # first and end of each run of ranks
+
+    @property
+    def ranks(self) -> Iterator[int]:
+        """In their order."""
+        return itertools.chain.from_iterable(range(*run) for run in pairs(self.runs))
+
+
+class Voted(NamedTuple):
+    """A vote as it was read: what the manifest keeps of its file."""
+
+    vote: "Vote"
+    nbytes: int
+    digest: bytes
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The truth about a committed checkpoint, made from the votes alone."""
+    """The root of a committed checkpoint, made from the votes alone: it pins each, and has their sums."""
 
     version: int
     digest_kind: DigestKind
@@ -137,11 +173,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job: JobName
     save: SaveId
     world_size: WorldSize
-    votes: list[VoteRef]
-    files: list[FileRecord]  # by rank
+    folders: list[SetName]  # of the votes' sets, in order
+    votes: list[VoteRef]  # by node
+    files: Annotated[int, msgspec.Meta(ge=0)]  # of all images
+    nbytes: Nbytes  # of all images
+    replicas: Compared = Compared.NO_REPLICAS  # how much of what ranks hold alike was compared when it was saved
     stock: list[StockFile] = []
-    parity: list[ParityRecord] = []  # by name
     key_id: KeyId = ""  # of the key that all its digests are made with
+
+    def place_of(self, ref: VoteRef) -> str:
+        """Of a vote's file, in the checkpoint."""
+        return vote_place(self.folders[ref.folder], ref.node)
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -184,61 +226,7 @@ _committed_decoder = msgspec.json.Decoder(Committed)
 def encode_record(record: Vote | Manifest, integrity: Integrity = XXH3) -> bytes:
     """Self-checking file content of a vote or manifest, which must name integrity's kind and key."""
     integrity.check(record.digest_kind, record.key_id, type(record).__name__.lower())
-    body = _MAGIC + _encoder.encode(record)
-    return body + integrity.digest(body, Purpose.VOTE if isinstance(record, Vote) else Purpose.MANIFEST)
-
-
-class _Said(msgspec.Struct):
-    """What a record says of its own digests."""
-
-    digest_kind: DigestKind
-    key_id: KeyId = ""
-
-
-class _Numbered(msgspec.Struct):
-    """The version of a vote or manifest, and of COMMITTED, whatever else one of another version says."""
-
-    version: int = VERSION
-    format: int = VERSION
-
-
-_said_decoder = msgspec.msgpack.Decoder(_Said)
-
-
-def _check_version(number: int, where: str, what: str = "version") -> None:
-    if number != VERSION:
-        raise DamagedError(f"{where}: {what} {number}, this program reads {VERSION}")
-
-
-def _refuse_other_version(raw: bytes | memoryview, decode: Callable[..., _Numbered], where: str) -> None:
-    """Of a record that cannot be decoded: one of another version may have other fields."""
-    with contextlib.suppress(*MALFORMED):
-        said = decode(raw)
-        _check_version(said.version, where)
-        _check_version(said.format, where, "format")
-
-
-_of_record = partial(_refuse_other_version, decode=msgspec.msgpack.Decoder(_Numbered).decode)
-_of_committed = partial(_refuse_other_version, decode=msgspec.json.Decoder(_Numbered).decode)
-
-
-def _open_record(data: bytes, where: str, integrity: Integrity, purpose: Purpose) -> memoryview:
-    if len(data) < len(_MAGIC) + DIGEST_NBYTES or data[: len(_MAGIC)] != _MAGIC:
-        raise DamagedError(f"{where}: not a ckptd record")
-    body = memoryview(data)[len(_MAGIC) : -DIGEST_NBYTES]
-    if integrity.digest(memoryview(data)[:-DIGEST_NBYTES], purpose) != data[-DIGEST_NBYTES:]:
-        _check_not_anothers(body, where, integrity)
-        raise DamagedError(f"{where}: digest does not match, the file is damaged")
-    return body
-
-
-def _check_not_anothers(body: memoryview, where: str, integrity: Integrity) -> None:
-    """Raises IntegrityError for a record that, as far as one can tell, is not damaged: of another key, or of none."""
-    try:
-        said = _said_decoder.decode(body)
-    except MALFORMED:
-        return
-    integrity.check(said.digest_kind, said.key_id, where)
+    return sealed(_encoder.encode(record), integrity, Purpose.VOTE if isinstance(record, Vote) else Purpose.MANIFEST)
 
 
 def decode_vote(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Vote:
@@ -246,9 +234,10 @@ def decode_vote(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Vote
 
     IntegrityError, which is one, when it is proved in another way.
     """
-    body = _open_record(data, where, integrity, Purpose.VOTE)
-    vote = decoded(_vote_decoder.decode, body, where, look=partial(_of_record, where=where))
+    body = open_record(data, where, integrity, Purpose.VOTE)
+    vote = decoded(_vote_decoder.decode, body, where, look=partial(of_record, where=where))
     _check(vote, where, integrity)
+    _check_files(vote.files, where)
     if vote.stock_objects:
         _check_objects(vote.stock_objects, where)
     return vote
@@ -278,22 +267,40 @@ def are_all_ranks(files: Sequence[FileRecord], world_size: int) -> bool:
 
 def decode_manifest(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Manifest:
     """The manifest in a file's content. Raises DamagedError, naming where; IntegrityError as decode_vote does."""
-    body = _open_record(data, where, integrity, Purpose.MANIFEST)
-    manifest = decoded(_manifest_decoder.decode, body, where, look=partial(_of_record, where=where))
+    body = open_record(data, where, integrity, Purpose.MANIFEST)
+    manifest = decoded(_manifest_decoder.decode, body, where, look=partial(of_record, where=where))
     _check(manifest, where, integrity)
-    if not are_all_ranks(manifest.files, manifest.world_size):
-        raise DamagedError(f"{where}: files of {len(manifest.files)} ranks, the job has {manifest.world_size}")
-    named = collections.Counter(vote.node for vote in manifest.votes)
-    named.update(file.name for files in (manifest.stock, manifest.parity) for file in files)
+    _check_runs(manifest, where)
+    if manifest.folders != sorted(set(manifest.folders)):
+        raise DamagedError(f"{where}: its sets are not in order")
+    if any(ref.folder >= len(manifest.folders) for ref in manifest.votes):
+        raise DamagedError(f"{where}: a vote of no set")
+    named = collections.Counter([ref.node for ref in manifest.votes] + [file.name for file in manifest.stock])
     if twice := next((name for name, count in named.items() if count > 1), None):
         raise DamagedError(f"{where}: lists {twice} twice")
     return manifest
 
 
+def _check_runs(manifest: Manifest, where: str) -> None:
+    """Raises DamagedError unless the votes' runs have each rank once."""
+    if any(len(ref.runs) % 2 for ref in manifest.votes):
+        raise DamagedError(f"{where}: a run of ranks without an end")
+    end = 0
+    for first, stop in sorted(run for ref in manifest.votes for run in pairs(ref.runs)):
+        if first != end or stop <= first:
+            raise DamagedError(f"{where}: ranks {end} to {first} have no vote, or two")
+        end = stop
+    if end != manifest.world_size:
+        raise DamagedError(f"{where}: votes of {end} ranks, the job has {manifest.world_size}")
+
+
 def _check(found: Vote | Manifest, where: str, integrity: Integrity) -> None:
-    _check_version(found.version, where)
+    check_version(found.version, where)
     integrity.check(found.digest_kind, found.key_id, where)
-    for record in found.files:
+
+
+def _check_files(files: Iterable[FileRecord], where: str) -> None:
+    for record in files:
         if record.name != file_name(record.rank):
             raise DamagedError(f"{where}: {record.name} is said to be the first file of rank {record.rank}")
         if len(record.digests) != block_count(record.nbytes) * DIGEST_NBYTES:
@@ -324,34 +331,54 @@ def one_record_each(votes: Iterable[Vote]) -> list[FileRecord]:
 
 
 def make_manifest(
-    votes: list[tuple[Vote, bytes]], *, save: SaveId, writer: str, stock: Sequence[StockFile] = (),
-    integrity: Integrity = XXH3,
-) -> Manifest:  # fmt: skip
-    """The manifest that votes (with their file content) add up to; stock: what lies beside them for stock readers.
+    votes: Sequence[Voted], *, save: SaveId, writer: str, stock: Sequence[StockFile] = (), integrity: Integrity = XXH3
+) -> Manifest:
+    """The manifest that votes add up to; stock: what lies beside them for stock readers.
 
     A rank may have two votes: its drain began on one node, and again on another that had the segment too. Both wrote
-    the same bytes under the same name, so they agree to the bit. Raises DamagedError when they do not, when votes
-    disagree about the job, the save or the world, or leave a rank out.
+    the same bytes under the same name, so they agree to the bit, and the vote of the first node by name is read for it.
+    Raises DamagedError when they do not, when votes disagree about the job, the save or the world, when a node has two,
+    or when they leave a rank out.
     """
-    first = votes[0][0] if votes else None
+    votes = sorted(votes, key=lambda voted: voted.vote.node)
+    first = votes[0].vote if votes else None
     if first is None or any(
         (v.store_id, v.job, v.save, v.world_size) != (first.store_id, first.job, save, first.world_size)
-        for v, _ in votes
+        for v, *_ in votes
     ):
         raise DamagedError(f"votes for {save} are missing or disagree about the store, the job or the run")
-    files = one_record_each([v for v, _ in votes])
+    if len({v.node for v, *_ in votes}) != len(votes):
+        raise DamagedError(f"votes for {save}: a node has two")
+    files = one_record_each([v for v, *_ in votes])
     if not are_all_ranks(files, first.world_size):
         raise DamagedError(f"votes for {save} cover {len(files)} of {first.world_size} ranks")
-    difference = difference_of({f.rank: f.attestations for f in files}, complete=False)  # older daemons record none
+    attestations = {f.rank: f.attestations for f in files}
+    difference = difference_of(attestations, complete=False)  # older daemons record none
     if difference is not None:
         raise DamagedError(f"votes for {save}: {difference.reason}")
-    parity = sorted({v.parity for v, _ in votes if v.parity is not None})
-    refs = [VoteRef(v.node, len(raw), integrity.digest(raw, Purpose.VOTE_FILE)) for v, raw in votes]
+    folders = sorted({v.folder for v, *_ in votes})
     return Manifest(
         version=VERSION, digest_kind=integrity.kind, writer=writer, store_id=first.store_id, job=first.job, save=save,
-        world_size=first.world_size, votes=sorted(refs, key=lambda r: r.node), files=files, stock=list(stock),
-        parity=parity, key_id=integrity.key_id,
+        world_size=first.world_size, folders=folders, votes=_refs(votes, folders),
+        files=sum(len(f.extents()) for f in files), nbytes=sum(f.nbytes for f in files),
+        replicas=compared(attestations), stock=list(stock), key_id=integrity.key_id,
     )  # fmt: skip
+
+
+def _refs(votes: Sequence[Voted], folders: Sequence[SetName]) -> list[VoteRef]:
+    index = {name: number for number, name in enumerate(folders)}
+    taken: set[int] = set()
+    refs = []
+    for vote, nbytes, digest in votes:
+        runs: list[int] = []
+        for rank in sorted({record.rank for record in vote.files} - taken):
+            if runs and runs[-1] == rank:
+                runs[-1] = rank + 1
+            else:
+                runs += [rank, rank + 1]
+            taken.add(rank)
+        refs.append(VoteRef(vote.node, index[vote.folder], nbytes, digest, tuple(runs)))
+    return refs
 
 
 def make_committed(manifest: Manifest, manifest_raw: bytes, integrity: Integrity = XXH3) -> Committed:
@@ -361,11 +388,11 @@ def make_committed(manifest: Manifest, manifest_raw: bytes, integrity: Integrity
         step=manifest.save.step,
         incarnation=manifest.save.incarnation, counter=manifest.save.counter, run=manifest.save.run.hex(),
         world_size=manifest.world_size,
-        files=sum(len(f.extents()) for f in manifest.files), nbytes=sum(f.nbytes for f in manifest.files),
+        files=manifest.files, nbytes=manifest.nbytes,
         manifest_nbytes=len(manifest_raw),
         manifest_digest=integrity.digest(manifest_raw, Purpose.MANIFEST_FILE).hex(),
         digest_kind=integrity.kind, key_id=integrity.key_id,
-        replicas=compared({f.rank: f.attestations for f in manifest.files}),
+        replicas=manifest.replicas,
     )  # fmt: skip
     return msgspec.structs.replace(bare, proof=_proof(bare, integrity))
 
@@ -384,8 +411,8 @@ def encode_committed(committed: Committed) -> bytes:
 
 def decode_committed(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Committed:
     """The record in COMMITTED. Raises DamagedError, naming where; IntegrityError as decode_vote does."""
-    committed = decoded(_committed_decoder.decode, data, where, look=partial(_of_committed, where=where))
-    _check_version(committed.format, where, "format")
+    committed = decoded(_committed_decoder.decode, data, where, look=partial(of_committed, where=where))
+    check_version(committed.format, where, "format")
     integrity.check(committed.digest_kind, committed.key_id, where)
     if committed.proof != _proof(committed, integrity):
         raise DamagedError(f"{where}: its proof does not match: the record is damaged, or forged")

@@ -26,8 +26,9 @@ class StoredFile(Protocol):
 class StoredFiles(Protocol):
     """The files at one location of a store: a checkpoint's, as a rule.
 
-    Names have at most one folder, as ``votes/node1``. Only regular files are read: a link or a pipe raises OSError, at
-    once. integrity: how what is read must be proved; by a keyed one, with that key.
+    Names have at most two folders, as ``sets/e00000001-0123abcd/node1.vote``. Only regular files are
+    read: a link or a pipe raises OSError, at once. integrity: how what is read must be proved; by a keyed one, with
+    that key.
     """
 
     location: str  # printable; ends in the name of what lies there

@@ -14,16 +14,14 @@ import msgspec
 
 from ckptd.shared.base.errors import CkptdError, DamagedError
 from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname
-from ckptd.shared.format.committed import file_findings, identify, parity_findings, raise_first
+from ckptd.shared.format.committed import identify
 from ckptd.shared.format.integrity import Purpose
 from ckptd.shared.format.manifest import (
     COMMITTED,
     LATEST,
     MANIFEST,
     MAX_RECORD_NBYTES,
-    PARITY_DIR,
     STOCK_FILES,
-    VOTES_DIR,
     Committed,
     Manifest,
     StockFile,
@@ -34,28 +32,38 @@ from ckptd.shared.format.manifest import (
     encode_record,
     make_committed,
     make_manifest,
+    one_record_each,
 )
+from ckptd.shared.format.set_places import SETS_DIR
+from ckptd.shared.format.stored_files import StoredFiles
+from ckptd.shared.format.stored_records import read_vote_of
 from ckptd.shared.protocol.publication import Intents
 from ckptd.store.facts import CommitOutcome, Committer
 from ckptd.store.numbers import check_counted, forget_superseded, mark_superseded, taken_over_by
 from ckptd.store.posix.publish import mark_unpublished, publish
 from ckptd.store.posix.records import PosixRecords
 from ckptd.store.posix.scan import Place, committed_at, files_at
-from ckptd.store.scan import read_vote, vote_names
 from ckptd.store.stock_files import stock_files
+from ckptd.store.together import Alive, silent, together
+from ckptd.store.votes import check_files, read_votes
 from ckptd.system import failpoints
 from ckptd.system.files import FileLayer, is_temp
 
 
 def write_vote(fs: FileLayer, key: JobKey, vote: Vote) -> None:
-    """The node's word, durable, that its files are: call it when they and their directory are synced."""
+    """The node's word, durable, and the name of its parity: call it when its files are synced."""
     place = Place(key, vote.save)
-    path = os.path.join(place.votes, vote.node)
-    fs.mkdir(place.votes)
-    temp = fs.write_temp(path, encode_record(vote, fs.integrity), before_sync=_reaching("commit.vote-unsynced"))
+    path = os.path.join(place.partial, vote.place)
+    data, synced = encode_record(vote, fs.integrity), _reaching("commit.vote-unsynced")
+    try:
+        temp = fs.write_temp(path, data, before_sync=synced)
+    except FileNotFoundError:  # its set is a new one; or the save was removed: then this is not there either
+        fs.mkdir(os.path.dirname(place.set_dir(vote.folder)))
+        fs.mkdir(place.set_dir(vote.folder))
+        temp = fs.write_temp(path, data, before_sync=synced)
     fs.rename(temp, path)
-    fs.fsync_dir(place.votes)
-    fs.fsync_dir(place.partial)
+    for folder in {vote.folder, vote.parity.folder if vote.parity else vote.folder}:
+        fs.fsync_dir(place.set_dir(folder))
 
 
 def _reaching(point: str) -> Callable[[], None]:
@@ -69,6 +77,8 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     writer: str,
     by: Committer | None = None,
     intents: Intents = MappingProxyType({}),
+    *,
+    alive: Alive = silent,
 ) -> CommitOutcome:
     """The checkpoint under its final name, durable, made from the votes on the disk alone.
 
@@ -77,7 +87,7 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
 
     Returns at once when it is committed already, by whomever. Raises DamagedError, naming the file, when a vote is
     damaged or missing, a file is absent or has another size, or another save has the final name. writer: program and
-    version. intents: where this user wants a trainer's files, of this save and of newer ones.
+    version. intents: where this user wants a trainer's files, of this save and of newer ones. alive: as in Store.
     """
     place, records = Place(key, save), PosixRecords(fs, key)
     if by is not None:
@@ -85,7 +95,7 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     committed, left_out = committed_at(fs, place), ""
     if committed is None:
         try:
-            committed, left_out = _write_and_rename(fs, place, writer)
+            committed, left_out = _write_and_rename(fs, place, writer, alive)
         except (OSError, DamagedError):
             # Another committer may have renamed the directory under us. Then all we wanted is at the target.
             committed = committed_at(fs, place)
@@ -109,16 +119,17 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     return CommitOutcome(committed, "; ".join(filter(None, notes)), published=not unpublished, left_out=left_out)
 
 
-def _write_and_rename(fs: FileLayer, place: Place, writer: str) -> tuple[Committed, str]:
+def _write_and_rename(fs: FileLayer, place: Place, writer: str, alive: Alive) -> tuple[Committed, str]:
     """The commit's record, and why there is no `.metadata`, if it was asked for."""
     unfinished = files_at(fs, place.partial)
-    votes = [read_vote(unfinished, place.key.job, place.save, node) for node in vote_names(unfinished)]
+    votes = read_votes(unfinished, place.key.job, place.save, alive)
     manifest = make_manifest(votes, save=place.save, writer=writer, integrity=fs.integrity)
-    _check_files(fs, place, manifest)
+    voted = [found.vote for found in votes]
+    check_files(unfinished, voted, alive)
     failpoints.reach("commit.before-manifest")
-    files, left_out = stock_files([vote for vote, _ in votes], place.save)
+    files, left_out = stock_files(voted, place.save, alive)
     manifest = msgspec.structs.replace(manifest, stock=_publish_stock(fs, place, files))
-    manifest, raw = _publish_manifest(fs, os.path.join(place.partial, MANIFEST), manifest)
+    manifest, raw = _publish_manifest(fs, unfinished, manifest, voted)
     failpoints.reach("commit.before-committed")
     committed = make_committed(manifest, raw, fs.integrity)
     if any(file.name == STOCK_FILES for file in manifest.stock):
@@ -126,18 +137,11 @@ def _write_and_rename(fs: FileLayer, place: Place, writer: str) -> tuple[Committ
     path = os.path.join(place.partial, COMMITTED)
     temp = fs.write_temp(path, encode_committed(committed), before_sync=_reaching("commit.committed-unsynced"))
     fs.rename(temp, path)
-    fs.fsync_dir(place.votes)
-    fs.fsync_dir(place.partial)
+    fs.fsync_dir(os.path.join(place.partial, SETS_DIR))
+    fs.fsync_dir(place.partial)  # and with it the names of all images
     failpoints.reach("commit.before-rename")
     fs.rename(place.partial, place.final)
     return committed, left_out
-
-
-def _check_files(fs: FileLayer, place: Place, manifest: Manifest) -> None:
-    """Raises DamagedError unless all that was voted for is there, by what every reader will look at."""
-    files = files_at(fs, place.partial)
-    raise_first(file_findings(files, manifest.files))
-    raise_first(parity_findings(files, manifest.parity))
 
 
 def _publish_stock(fs: FileLayer, place: Place, files: Mapping[StockName, bytes]) -> list[StockFile]:
@@ -158,22 +162,30 @@ def _publish_stock(fs: FileLayer, place: Place, files: Mapping[StockName, bytes]
     return found
 
 
-def _publish_manifest(fs: FileLayer, path: str, manifest: Manifest) -> tuple[Manifest, bytes]:
-    """The manifest that is at path now, and its bytes.
+def _publish_manifest(
+    fs: FileLayer, unfinished: StoredFiles, manifest: Manifest, votes: list[Vote]
+) -> tuple[Manifest, bytes]:
+    """The manifest that lies there now, and its bytes.
 
     Two committers of different versions write different bytes, and so do two between whom one more vote came; the
     COMMITTED of one must not meet the manifest of the other. So the first manifest stays, unless it is damaged or a
     vote that it was made from is not there any more.
     """
+    path = unfinished.where(MANIFEST)
     raw = encode_record(manifest, fs.integrity)
     temp = fs.write_temp(path, raw, before_sync=_reaching("commit.manifest-unsynced"))
     if fs.publish(temp, path):
         return manifest, raw
     there = fs.read_file(path, MAX_RECORD_NBYTES)
-    with contextlib.suppress(DamagedError):
+    with contextlib.suppress(DamagedError, OSError):
         found = decode_manifest(there, where=path, integrity=fs.integrity)
-        theirs = msgspec.structs.replace(found, writer=manifest.writer, votes=manifest.votes, parity=manifest.parity)
-        if theirs == manifest and set(found.votes) <= set(manifest.votes) and set(found.parity) <= set(manifest.parity):
+        theirs = msgspec.structs.replace(
+            found, writer=manifest.writer, folders=manifest.folders, votes=manifest.votes
+        )  # fmt: skip
+        if theirs == manifest:
+            ours = {(manifest.place_of(ref), ref.digest) for ref in manifest.votes}
+            others = [ref for ref in found.votes if (found.place_of(ref), ref.digest) not in ours]
+            one_record_each([*votes, *(read_vote_of(unfinished, found, ref) for ref in others)])
             return found, there
     fs.rename(fs.write_temp(path, raw, before_sync=_reaching("commit.manifest-unsynced")), path)
     return manifest, raw
@@ -201,11 +213,14 @@ def _latest_save(fs: FileLayer, path: str) -> SaveId | None:
 
 def _tidy(fs: FileLayer, path: str) -> str:
     """Empty, or why hidden files of crashed writers stayed. Only under the final name, where nobody writes."""
+
+    def tidy(directory: str) -> None:
+        for name in filter(is_temp, fs.listdir(directory)):
+            fs.unlink(os.path.join(directory, name))
+
     try:
-        folders = [name for name in (VOTES_DIR, PARITY_DIR) if name in fs.listdir(path)]
-        for directory in (path, *(os.path.join(path, name) for name in folders)):
-            for name in filter(is_temp, fs.listdir(directory)):
-                fs.unlink(os.path.join(directory, name))
+        sets = os.path.join(path, SETS_DIR)
+        together(tidy, [path, *(os.path.join(sets, name) for name in fs.listdir(sets))])
     except FileNotFoundError:
         return ""  # the other committer tidies too
     except OSError as error:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
+from ckptd.shared.base.ids import SetName
 from ckptd.shared.format.slot import align_up
 from ckptd.store.image import Flow, Image
 from ckptd.store.interface import OpenImage
@@ -16,57 +17,68 @@ CHUNK_NBYTES = 16 << 20  # of one write
 _FILES_AT_ONCE = 2  # one file's sync runs beside the next one's writes
 
 
-def make_partial(fs: FileLayer, place: Place) -> None:
-    """The job's and the save's hidden directory, made and synced if they are not there. The store itself must exist."""
-    if fs.mkdir(place.job_dir):
-        fs.fsync_dir(place.key.store)
-    if fs.mkdir(place.partial):
-        fs.fsync_dir(place.job_dir)
+def make_set(fs: FileLayer, place: Place, folder: SetName) -> None:
+    """The directory of the node's set, and those above it, made if they are not there. The store itself must exist.
+
+    The job's and the save's are synced by the process that makes them, the sets' by the commit.
+    """
+    directory = place.set_dir(folder)
+    try:
+        fs.mkdir(directory)
+    except FileNotFoundError:
+        if fs.mkdir(place.job_dir):
+            fs.fsync_dir(place.key.store)
+        if fs.mkdir(place.partial):
+            fs.fsync_dir(place.job_dir)
+        fs.mkdir(os.path.dirname(directory))
+        fs.mkdir(directory)
     failpoints.reach("drain.partial-made")
 
 
-def sync_partial(fs: FileLayer, place: Place) -> None:
-    """Returns when the names of all files written so far are on the disk."""
-    fs.fsync_dir(place.partial)
+def put_files(fs: FileLayer, place: Place, folder: SetName, files: Sequence[OpenImage], flow: Flow) -> bool:
+    """Each file in the save's partial directory, its data synced. False: the save is committed already.
 
-
-def put_files(fs: FileLayer, place: Place, files: Sequence[OpenImage], flow: Flow) -> bool:
-    """Each file in the save's partial directory, data and names synced. False: the save is committed already."""
+    Until it is whole, a file lies in the directory of the set, which has few names: those that killed writers left are
+    found in it. The names are synced by the vote (of parity) and by the commit (of images).
+    """
     if committed_at(fs, place) is not None:
         return False
-    make_partial(fs, place)
-    folders: set[str] = set()
+    make_set(fs, place, folder)
+    left = [name for name in fs.listdir(place.set_dir(folder)) if is_temp(name)]
+    pool = ThreadPoolExecutor(max(1, min(len(files), _FILES_AT_ONCE)))
 
     def write(open_image: OpenImage) -> None:
         with open_image() as image:
-            folder = os.path.dirname(os.path.join(place.partial, image.name))
-            if folder != place.partial and fs.mkdir(folder):
-                sync_partial(fs, place)
-            folders.add(folder)
-            write_image(fs, place, image, flow)
+            write_image(fs, place, folder, image, flow, left)
 
-    pool = ThreadPoolExecutor(max(1, min(len(files), _FILES_AT_ONCE)))
     try:
         for _ in pool.map(write, files):
             pass
     finally:
         pool.shutdown(cancel_futures=True)
-    for folder in folders or {place.partial}:
-        fs.fsync_dir(folder)
     return True
 
 
-def write_image(fs: FileLayer, place: Place, image: Image, flow: Flow) -> None:
-    """The image under its final name in the partial directory (see make_partial), its data synced; the name is not yet.
+def write_image(  # noqa: PLR0913, PLR0917 - whose bytes, and where they go
+    fs: FileLayer, place: Place, folder: SetName, image: Image, flow: Flow, left: Sequence[str] = ()
+) -> None:
+    """The image under its final name in the partial directory (see make_set), its data synced; the name is not yet.
 
-    A file of that name and size is kept: it got its name only after its data was synced. Raises OSError, or whatever
-    check_source raises; then nothing has the final name and only a hidden file may be left, which the next try removes.
+    left: hidden files in the set's directory, of which this image's are removed. A file of that name and size is kept:
+    it got its name only after its data was synced. Raises OSError, or whatever check_source raises; then nothing has
+    the final name and only a hidden file may be left, which the next try removes.
     """
     path = os.path.join(place.partial, image.name)
-    if _written_before(fs, path, image.nbytes):
-        flow.wrote(image.name, image.nbytes)
-        return
-    temp = temp_name(path)
+    hidden = os.path.join(place.set_dir(folder), os.path.basename(image.name))
+    for name in left:
+        if is_temp(name, os.path.basename(hidden)):
+            with contextlib.suppress(FileNotFoundError):
+                fs.unlink(os.path.join(place.set_dir(folder), name))
+    with contextlib.suppress(FileNotFoundError):
+        if fs.size(path) == image.nbytes:
+            flow.wrote(image.name, image.nbytes)
+            return
+    temp = temp_name(hidden)
     fd = fs.open_write(temp, direct=True)
     try:
         _write_all(fs, fd, image, flow)
@@ -80,18 +92,6 @@ def write_image(fs: FileLayer, place: Place, image: Image, flow: Flow) -> None:
     failpoints.reach("drain.before-file-rename")
     fs.rename(temp, path)
     failpoints.reach("drain.after-file-rename")
-
-
-def _written_before(fs: FileLayer, path: str, nbytes: int) -> bool:
-    head, name = os.path.split(path)
-    for entry in fs.listdir(head):
-        if is_temp(entry, name):
-            with contextlib.suppress(FileNotFoundError):
-                fs.unlink(os.path.join(head, entry))
-    try:
-        return fs.size(path) == nbytes
-    except FileNotFoundError:
-        return False
 
 
 def _write_all(fs: FileLayer, fd: int, image: Image, flow: Flow) -> None:

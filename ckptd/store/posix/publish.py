@@ -20,10 +20,9 @@ import msgspec
 from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname, parse_save
 from ckptd.shared.format.committed import (
-    RECORDS,
     Finding,
     file_findings,
-    open_sound,
+    open_records,
     raise_first,
     read_stock_of,
 )
@@ -84,16 +83,17 @@ def prove(
     """
     path = os.path.join(job_dir(key), dirname)
     files = files_at(fs, path)
-    manifest = open_sound(files, RECORDS, job=key.job, save=save)
+    records = open_records(files, job=key.job, save=save)
+    manifest = records.manifest
     stock = next((file for file in manifest.stock if file.name == STOCK_FILES), None)
     if stock is None:
         raise UsageError(f"{path} has no files of a trainer", hint=f"ckptd export {path} OUT")
-    raw = read_stock_of(files, stock, manifest)
+    raw = read_stock_of(files, stock, manifest, records)
     if isinstance(raw, Finding):
         raise raw.error from raw.cause
     index = decode_index(raw, os.path.join(path, STOCK_FILES))
     named = {file for name, file in index.files.items() if names is None or name in names}
-    wanted = [record for record in manifest.files if any(extent.name in named for extent in record.extents())]
+    wanted = [record for record in records if any(extent.name in named for extent in record.extents())]
     raise_first(file_findings(files, wanted))
     return Proved(key, manifest.save, index)
 

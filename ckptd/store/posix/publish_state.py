@@ -14,7 +14,7 @@ import msgspec
 from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.shared.format.committed import DATA, open_sound
+from ckptd.shared.format.committed import file_findings, open_records, raise_first
 from ckptd.shared.format.manifest import STOCK_METADATA, STOCK_OBJECTS
 from ckptd.shared.format.origin import MARKER, Origin
 from ckptd.shared.protocol.publication import Draft, Publication
@@ -95,9 +95,11 @@ def _directory(fs: FileLayer, key: JobKey, save: SaveId, place: str, sources: di
 def _sources(fs: FileLayer, key: JobKey, save: SaveId) -> dict[str, str]:
     """The names of the checkpoint's files that DCP reads, and where they are; sizes held against the records."""
     path = Place(key, save).final
-    manifest = open_sound(files_at(fs, path), DATA, job=key.job, save=save)
-    names = [extent.name for record in manifest.files for extent in record.extents()]
-    names += [stock.name for stock in manifest.stock if stock.name in {STOCK_OBJECTS, STOCK_METADATA}]
+    files = files_at(fs, path)
+    records = open_records(files, job=key.job, save=save)
+    raise_first(file_findings(files, records))
+    names = [extent.name for record in records for extent in record.extents()]
+    names += [stock.name for stock in records.manifest.stock if stock.name in {STOCK_OBJECTS, STOCK_METADATA}]
     if STOCK_METADATA not in names:
         text = f"{path} has no {STOCK_METADATA}, without which torch.distributed.checkpoint does not read it"
         raise UsageError(text, hint=f"ckptd export {path} OUT")

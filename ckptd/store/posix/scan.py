@@ -4,8 +4,9 @@ import os
 
 import msgspec
 
-from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.shared.format.manifest import LATEST, VOTES_DIR, Committed
+from ckptd.shared.base.ids import JobKey, SaveId, SetName
+from ckptd.shared.format.manifest import LATEST, Committed
+from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.stores.directory import DirectoryFiles
 from ckptd.store import scan as reading
 from ckptd.store.facts import Scan
@@ -33,10 +34,9 @@ class Place(msgspec.Struct, frozen=True):
         """Hidden directory until the commit's rename."""
         return os.path.join(self.job_dir, self.save.partial_dirname)
 
-    @property
-    def votes(self) -> str:
-        """Directory of the votes, in the hidden directory."""
-        return os.path.join(self.partial, VOTES_DIR)
+    def set_dir(self, folder: SetName) -> str:
+        """Directory of a redundancy set, in the hidden directory."""
+        return os.path.join(self.partial, SETS_DIR, folder)
 
 
 def files_at(fs: FileLayer, path: str) -> DirectoryFiles:

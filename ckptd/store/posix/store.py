@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from ckptd.shared.base.errors import CkptdError
-from ckptd.shared.base.ids import JobKey, SaveId, StoreId
+from ckptd.shared.base.ids import JobKey, SaveId, SetName, StoreId
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.manifest import Vote
@@ -22,6 +22,7 @@ from ckptd.store.posix.records import PosixRecords
 from ckptd.store.posix.replacement import PosixReplacement
 from ckptd.store.posix.scan import Place, job_dir, latest_name, save_at
 from ckptd.store.records import JobRecords
+from ckptd.store.together import Alive, silent
 from ckptd.system.files import FileLayer
 
 
@@ -50,18 +51,19 @@ class PosixStore(Store):
     def records(self, job: str) -> JobRecords:
         return PosixRecords(self._fs, self._key(job))
 
-    def put_files(self, job: str, save: SaveId, files: Sequence[OpenImage], flow: Flow) -> bool:
-        return put_files(self._fs, self._place(job, save), files, flow)
+    def put_files(self, job: str, save: SaveId, folder: SetName, files: Sequence[OpenImage], flow: Flow) -> bool:
+        return put_files(self._fs, self._place(job, save), folder, files, flow)
 
     def put_vote(self, job: str, vote: Vote) -> None:
         commit.write_vote(self._fs, self._key(job), vote)
 
-    def commit(
-        self, job: str, save: SaveId, writer: str, by: Committer | None = None, intents: Intents = NO_INTENTS
-    ) -> CommitOutcome:
+    def commit(  # noqa: PLR0913 - whose checkpoint, by whom, and what follows
+        self, job: str, save: SaveId, writer: str, by: Committer | None = None, intents: Intents = NO_INTENTS,
+        *, alive: Alive = silent,
+    ) -> CommitOutcome:  # fmt: skip
         if by is not None:
             self.check(by.store_id, job)
-        return commit.commit(self._fs, self._key(job), save, writer, by, intents)
+        return commit.commit(self._fs, self._key(job), save, writer, by, intents, alive=alive)
 
     def latest(self, job: str) -> str:
         return latest_name(self._fs, self._key(job))

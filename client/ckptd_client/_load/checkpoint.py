@@ -26,8 +26,7 @@ from ckptd_client._load.reader import (
     copy_out,
     open_file,
     open_slot,
-    read_manifest,
-    vote_notes,
+    read_records,
 )
 from ckptd_client._load.saved_names import OtherRanksNeededError
 from ckptd_client._load.shared_read.participants import Participants
@@ -128,8 +127,8 @@ class Checkpoint:
         except (DamagedError, OSError):
             if not self.is_committed:
                 raise
-            manifest = read_manifest(self.stored, self.save)
-            opened = open_file(self.stored, manifest.files[rank], manifest.world_size)
+            records = read_records(self.stored, self.save)
+            opened = open_file(self.stored, records[rank], len(records))
             with contextlib.closing(opened) as source:
                 copy_out(source, targets, sparse=True)
         return None
@@ -160,16 +159,15 @@ def _close(sources: dict[int, Source]) -> None:
 def open_directory(directory: str, save: SaveId | None = None, integrity: Integrity = XXH3) -> Checkpoint:
     """A committed checkpoint on the store. Raises UsageError, DamagedError, OSError."""
     stored = open_files(real(directory), integrity)  # latest may move on meanwhile
-    manifest = read_manifest(stored, save)
-    check_files(stored, manifest.files)
+    records = read_records(stored, save)
+    check_files(stored, records)
     return Checkpoint(
-        {record.rank: _described(stored, record, manifest.world_size) for record in manifest.files},
-        save=manifest.save,
+        {record.rank: _described(stored, record, len(records)) for record in records},
+        save=records.manifest.save,
         tier=Tier.PFS,
         stored=stored,
-        opener=lambda rank: open_file(stored, manifest.files[rank], manifest.world_size),
-        records=manifest.files,
-        notes=vote_notes(stored, manifest),
+        opener=lambda rank: open_file(stored, records[rank], len(records)),
+        records=records,
         integrity=integrity,
     )
 

@@ -15,14 +15,15 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.files.mapping import Mapping, fill, fill_huge
 from ckptd.shared.files.regular import open_regular
-from ckptd.shared.format.committed import RECORDS, Finding, file_findings, open_sound, raise_first, read_vote_of
+from ckptd.shared.format.committed import file_findings, open_records, raise_first
 from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, block_count
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.layout import Layout, Leaves, decode_layout, decode_leaves
-from ckptd.shared.format.manifest import FileRecord, Manifest, layout_of
+from ckptd.shared.format.manifest import FileRecord, layout_of
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
 from ckptd.shared.format.stored_files import StoredFile, StoredFiles
+from ckptd.shared.format.stored_records import StoredRecords
 from ckptd.shared.stores.directory import OpenedFile
 from ckptd_client._local.copy_engines import PinningError
 from ckptd_client._local.destination import Destination, Place, deliver, engines_of
@@ -160,15 +161,12 @@ def _part(fd: int, path: str, seal: Seal, what: str, integrity: Integrity) -> by
     return data
 
 
-def read_manifest(stored: StoredFiles, save: SaveId | None = None) -> Manifest:
-    """The manifest of a committed checkpoint (of save, if given). Raises UsageError, DamagedError, OSError."""
-    return open_sound(stored, RECORDS, save=save)
+def read_records(stored: StoredFiles, save: SaveId | None = None) -> StoredRecords:
+    """The records of a committed checkpoint (of save, if given), each read when it is asked for.
 
-
-def vote_notes(stored: StoredFiles, manifest: Manifest) -> tuple[str, ...]:
-    """Notes on damaged votes, without which the data is proved anyway."""
-    found = (read_vote_of(stored, ref) for ref in manifest.votes)
-    return tuple(f"{one}; the data is not affected" for one in found if isinstance(one, Finding))
+    Raises UsageError, DamagedError, OSError; so does asking.
+    """
+    return open_records(stored, save=save)
 
 
 def open_file(stored: StoredFiles, record: FileRecord, world_size: int) -> Source:

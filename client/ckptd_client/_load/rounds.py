@@ -15,8 +15,9 @@ from ckptd.shared.files.refused import REFUSALS, why_refused
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Leaves, decode_leaves
-from ckptd.shared.format.manifest import FileRecord, Manifest, layout_of
+from ckptd.shared.format.manifest import FileRecord, layout_of
 from ckptd.shared.format.stored_files import StoredFiles
+from ckptd.shared.format.stored_records import StoredRecords
 from ckptd.shared.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
 from ckptd.shared.stores.kinds import open_files, real
 from ckptd_client._daemon.channel import ChannelLostError
@@ -31,8 +32,7 @@ from ckptd_client._load.reader import (
     copy_out,
     open_file,
     open_slot,
-    read_manifest,
-    vote_notes,
+    read_records,
 )
 from ckptd_client._load.saved_names import OtherRanksNeededError, Saves, saves_of
 from ckptd_client._load.shared_read.participants import Participants, participants_of_order, peer_exchange
@@ -275,35 +275,30 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
     """
     stored = open_files(real(directory), integrity)
     with _damage_of(stored.location):
-        manifest = read_manifest(stored, save)
-        notes = vote_notes(stored, manifest)
-        where = f"{stored.location} (step {manifest.save.step})"
-        if manifest.world_size == group.world_size:
+        records = read_records(stored, save)
+        where = f"{stored.location} (step {records.manifest.save.step})"
+        if len(records) == group.world_size:
             with contextlib.suppress(OtherRanksNeededError):
-                own = manifest.files[group.rank]
+                own = records[group.rank]
                 check_files(stored, [own])
-                source = open_file(stored, own, manifest.world_size)
+                source = open_file(stored, own, len(records))
                 fitted = _read_own(source, state, group, keys, where=where, named=named, strict=strict)
-                return fitted, source.nbytes, notes
-        saves = _all_saves(stored, manifest, group, named)
+                return fitted, source.nbytes, ()
+        saves = _all_saves(stored, records, group, named)
         fitted = fit(state, saves, where=where, pickle_keys=keys, strict=strict)
 
         def open_source(rank: int) -> Source:
-            return open_file(stored, manifest.files[rank], manifest.world_size)
+            return open_file(stored, records[rank], len(records))
 
         def read(rank: int, targets: list[Target]) -> None:
             with contextlib.closing(open_source(rank)) as source:
                 copy_out(source, targets, sparse=True)
 
-        copy_out_together(open_source, fitted.targets, manifest.files, participants, integrity)
+        copy_out_together(open_source, fitted.targets, records, participants, integrity)
         fitted.settle()
-        fitted.compare(images_in(stored, manifest.files))
+        fitted.compare(images_in(stored, records))
         nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
-        return (
-            fitted,
-            nbytes,
-            (*notes, *notes_of(fitted.taken, {file.rank: file.attestations for file in manifest.files})),
-        )
+        return fitted, nbytes, tuple(notes_of(fitted.taken, {file.rank: file.attestations for file in records}))
 
 
 @contextlib.contextmanager
@@ -321,12 +316,12 @@ def _damage_of(directory: str) -> Iterator[None]:
         raise DamagedError(f"{error.filename or directory}: {error.strerror}") from error
 
 
-def _all_saves(stored: StoredFiles, manifest: Manifest, group: Group, named: Named) -> Saves:
+def _all_saves(stored: StoredFiles, records: StoredRecords, group: Group, named: Named) -> Saves:
     """The names in all images. A rank beyond the saved world size gets the plain values of rank 0."""
-    check_files(stored, manifest.files)
-    files = [(record, stored.where(record.name)) for record in manifest.files]
-    layouts = [layout_of(record, manifest.world_size, where=where) for record, where in files]
-    like = manifest.files[group.rank if group.rank < manifest.world_size else 0]
+    check_files(stored, records)
+    files = [(record, stored.where(record.name)) for record in records]
+    layouts = [layout_of(record, len(records), where=where) for record, where in files]
+    like = records[group.rank if group.rank < len(records) else 0]
     leaves = _leaves_of(files)
     return saves_of(
         layouts, leaves[like.rank], rank=like.rank, world_size=group.world_size, me=group.rank, named=named,

@@ -10,7 +10,7 @@ from ckptd.checkpoint.finish import finish
 from ckptd.checkpoint.verify import verify_path
 from ckptd.cli import invoke
 from ckptd.shared.base.ids import JobKey, SaveId
-from tests.runs import RUN
+from tests.runs import RUN, VOTES
 from tests.unit.checkpoint.test_verify import build
 
 OLD, SAVE, NEW = SaveId(1, 1, 20, RUN), SaveId(1, 2, 30, RUN), SaveId(1, 3, 40, RUN)
@@ -41,7 +41,7 @@ def test_of_several_the_older_comes_first_and_one_can_be_chosen(tmp_path, capsys
 
 def test_what_is_missing_is_reported_and_nothing_touched(tmp_path, capsys):
     partial = build(tmp_path, finish=False)
-    (partial / "votes" / "node1").unlink()
+    (partial / VOTES[1]).unlink()
     before = sorted(os.listdir(partial))
     assert invoke(["commit", str(tmp_path)]) == 1
     assert "not committed: step 30: " in (out := capsys.readouterr().out)
@@ -83,7 +83,7 @@ def test_what_lost_its_records_is_committed_again_also_beside_a_newer_one(tmp_pa
 
 @pytest.mark.parametrize(
     ("gone", "said"),
-    [("r00001-p00.safetensors", "r00001-p00.safetensors: missing"), ("votes/node1", "cover 1 of 2 ranks")],
+    [("r00001-p00.safetensors", "r00001-p00.safetensors: missing"), (VOTES[1], "cover 1 of 2 ranks")],
 )
 def test_what_is_not_all_there_keeps_its_name(tmp_path, capsys, gone, said):
     """As an unfinished one, it could be removed by the next daemon."""

@@ -11,9 +11,9 @@ import pytest
 from ckptd.checkpoint.repair.run import rebuild
 from ckptd.checkpoint.verify import verify_path
 from ckptd.cli import invoke
-from ckptd.shared.base.errors import CkptdError, UsageError
+from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
 from ckptd.shared.format.digest import BLOCK_NBYTES
-from ckptd.shared.format.manifest import COMMITTED, MANIFEST, PARITY_DIR
+from ckptd.shared.format.manifest import COMMITTED, MANIFEST
 from ckptd.shared.format.schemes import Scheme
 from tests import pythons
 from tests.cluster import ROOT
@@ -42,7 +42,8 @@ def images(final):
 
 
 def parities(final):
-    return sorted(path.name for path in (final / PARITY_DIR).iterdir())
+    """Places of all parity files, by member."""
+    return [str(path.relative_to(final)) for path in sorted(final.glob("sets/*/*.parity"))]
 
 
 def flip(path, at):
@@ -84,9 +85,9 @@ def test_drained_parity_is_listed_checked_and_needed_by_no_reader(tmp_path, aren
     assert (report.files, len(parities(final))) == (4 + 1 + 3, 3)
     outcome = rebuild(str(final))
     assert (outcome.damaged, outcome.rebuilt, outcome.lost) == ([], [], [])
-    flip(final / PARITY_DIR / parities(final)[1], 9)
+    flip(final / parities(final)[1], 9)
     report = verify_path(str(final))
-    assert [(p.path, p.block) for p in report.problems] == [(str(final / PARITY_DIR / parities(final)[1]), 0)]
+    assert [(p.path, p.block) for p in report.problems] == [(str(final / parities(final)[1]), 0)]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_the_files_of_every_node_that_the_scheme_bears(tmp_path, arenas, sizes, 
     for count in range(1, scheme.losses + 1):
         for lost in itertools.combinations(range(len(sizes)), count):
             gone = [name for member in lost for name in names[member]]
-            gone += [f"{PARITY_DIR}/{name}" for i, name in enumerate(parities(final)) if i in lost]
+            gone += [name for i, name in enumerate(parities(final)) if i in lost]
             mended(final, before, lose(*gone))
 
 
@@ -139,7 +140,7 @@ def test_large_images_are_mended_block_by_block(tmp_path, arenas):
 def test_a_bit_in_parity_and_all_of_it(tmp_path, arenas, member):
     final = Made(tmp_path, arenas, SMALL).commit()
     before = files_of(final)
-    name = f"{PARITY_DIR}/{parities(final)[member]}"
+    name = parities(final)[member]
     nbytes = len(before[name])
     for at in (0, nbytes // 3, nbytes - 1):
 
@@ -198,15 +199,14 @@ def test_what_is_no_checkpoint_is_reported(tmp_path, arenas):
         rebuild(str(final))
 
 
-def test_a_damaged_vote_costs_only_what_it_alone_knew(tmp_path, arenas):
-    """Rank 0's plain leaves for stock readers: without them the bytes of its tail are unknown, and no others."""
+def test_a_damaged_vote_is_named(tmp_path, arenas):
+    """Nothing else says what the files of its node should be."""
     final = Made(tmp_path, arenas, SMALL).commit()
-    before = files_of(final)
-    flip(final / "votes" / "n0", 40)
-    mended(final, files_of(final), lose("r00000-p00.safetensors"), verify=False)
-    lose("r00001-p00.safetensors")(final)
-    assert rebuild(str(final)).lost, "its bytes stand in a group with those that nobody knows"
-    (final / "r00001-p00.safetensors").write_bytes(before["r00001-p00.safetensors"])
+    (vote,) = final.glob("sets/*/n0.vote")
+    flip(vote, 40)
+    lose("r00000-p00.safetensors")(final)
+    with pytest.raises(DamagedError, match=r"n0\.vote: is not the vote that"):
+        rebuild(str(final))
 
 
 POINTS = ["rebuild.half-pulled", "repair.file-unsynced", "repair.before-file-rename", "repair.after-file-rename"]
@@ -237,7 +237,7 @@ def test_any_damage_is_mended_to_the_bit_or_reported(tmp_path, arenas):
     """Many random damages: whatever comes out has its digests, and what did not is named."""
     final = Made(tmp_path, arenas, [[90_000], [50_000, 60_000], [80_000], [70_001]], Scheme.DOUBLE).commit()
     before, dice = files_of(final), random.Random(7)
-    names = [*images(final), *(f"{PARITY_DIR}/{name}" for name in parities(final))]
+    names = [*images(final), *parities(final)]
     for _ in range(25):
         chosen = dice.sample(names, dice.randint(1, 4))
         for name in chosen:

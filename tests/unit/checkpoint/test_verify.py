@@ -12,10 +12,10 @@ from ckptd.shared.format.manifest import COMMITTED, MANIFEST, StockObjects
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up
 from ckptd.store.image import Flow, Image
 from ckptd.store.posix.commit import commit, write_vote
-from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
+from ckptd.store.posix.image_writer import make_set, write_image
 from ckptd.store.posix.scan import Place
 from ckptd.system.files import FileLayer
-from tests.runs import RUN
+from tests.runs import RUN, SET, VOTES
 from tests.slots import make_vote, reseal, some_tensors, write_slot
 
 SAVE = SaveId(1, 2, 30, RUN)
@@ -25,12 +25,11 @@ def build(store: Path, save: SaveId = SAVE, *, nbytes: int = 5000, finish: bool 
     """A checkpoint of two ranks on two nodes; its directory."""
     key = JobKey(str(store), "demo")
     fs, place = FileLayer(), Place(key, save)
-    make_partial(fs, place)
+    make_set(fs, place, SET)
     for rank in range(2):
         slot = write_slot(store / ".slot", key, save, some_tensors(nbytes, rank), rank=rank, world_size=2)
         padded = memoryview(slot.image.ljust(align_up(len(slot.image)), b"\0"))
-        write_image(fs, place, Image(slot.layout.file, len(slot.image), padded), Flow())
-        sync_partial(fs, place)
+        write_image(fs, place, SET, Image(slot.layout.file, len(slot.image), padded), Flow())
         write_vote(fs, key, make_vote(key, save, f"node{rank}", [slot], world_size=2))
     os.unlink(store / ".slot")
     if finish:
@@ -92,7 +91,7 @@ def test_the_block_that_is_damaged_is_the_one_that_is_named(tmp_path) -> None:
     assert (problem.path, problem.block, problem.start, problem.stop) == (str(file), 1, BLOCK_NBYTES, 2 * BLOCK_NBYTES)
 
 
-@pytest.mark.parametrize("name", ["votes/node1", MANIFEST, COMMITTED])
+@pytest.mark.parametrize("name", [VOTES[1], MANIFEST, COMMITTED])
 def test_any_bit_of_a_record(tmp_path, name) -> None:
     final = build(tmp_path)
     for at in range(0, (final / name).stat().st_size, 3):
@@ -114,13 +113,12 @@ def test_what_is_missing_short_or_strange_is_named(tmp_path) -> None:
     final = build(tmp_path)
     os.unlink(final / "r00000-p00.safetensors")
     os.truncate(final / "r00001-p00.safetensors", 4096)
-    os.unlink(final / "votes/node0")
-    (final / "votes/stranger").write_bytes(b"x")
+    (final / VOTES[2]).with_name("stranger.vote").write_bytes(b"x")
     (final / "extra.safetensors").write_bytes(b"x")
     (final / ".r00000-p00.safetensors.tmp-1").write_bytes(b"x")
     report = verify.verify_path(str(final))
     text = words(report)
-    for part in ("r00000-p00.safetensors: missing", "r00001-p00.safetensors: 4096 bytes", "node0", "stranger", "extra"):
+    for part in ("r00000-p00.safetensors: missing", "r00001-p00.safetensors: 4096 bytes", "stranger", "extra"):
         assert part in text
     assert ".tmp-1" in report.notes[0]
 
@@ -136,11 +134,11 @@ def test_a_checkpoint_of_another_name_and_one_not_committed(tmp_path) -> None:
 
 def test_records_of_another_save_are_noticed(tmp_path) -> None:
     final, other = build(tmp_path), build(tmp_path, SaveId(1, 3, 40, RUN))
-    (final / "votes/node0").write_bytes((other / "votes/node0").read_bytes())
+    (final / VOTES[0]).write_bytes((other / VOTES[0]).read_bytes())
     (final / MANIFEST).write_bytes((other / MANIFEST).read_bytes())
     text = words(verify.verify_path(str(final)))
     assert f"does not match {MANIFEST}: save" in text
-    assert "node1: is not the vote" in text
+    assert "node1.vote: is not the vote" in text
 
 
 def test_unfinished_saves_and_trash_are_notes(tmp_path) -> None:

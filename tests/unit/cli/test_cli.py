@@ -21,13 +21,14 @@ from ckptd.peers.keys import read_keys
 from ckptd.shared.base.errors import BudgetError, ConnectError, DamagedError, UsageError, WaitTimeoutError
 from ckptd.shared.base.ids import JobKey, SaveId, file_name
 from ckptd.shared.format.digest import KIND, digest
-from ckptd.shared.format.manifest import VERSION, FileRecord, Vote
+from ckptd.shared.format.manifest import FileRecord, Vote
+from ckptd.shared.format.sealed_record import VERSION
 from ckptd.store.posix.commit import commit, write_vote
 from ckptd.store.posix.scan import Place
 from ckptd.system.config import SETTINGS
 from ckptd.system.files import FileLayer
 from ckptd.system.units import parse_size
-from tests.runs import RUN, STORE_ID
+from tests.runs import RUN, SET, STORE_ID
 from tests.unit import a_status
 
 VERBS = tuple(cli._VERBS)
@@ -89,7 +90,7 @@ def put(key: JobKey, save: SaveId) -> None:
     record = FileRecord(name=file_name(0), rank=0, nbytes=len(image), digests=digest(image), layout=b"", leaves=b"")
     vote = Vote(
         version=VERSION, digest_kind=KIND, store_id=STORE_ID, job=key.job, save=save, node="node",
-        world_size=1, files=[record],
+        folder=SET, world_size=1, files=[record],
     )  # fmt: skip
     write_vote(FileLayer(), key, vote)
 

@@ -6,9 +6,12 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.links import Links
 from ckptd.core.node.drain import DrainShare
+from ckptd.core.node.membership import Membership
 from ckptd.core.node.parity import Protection
 from ckptd.core.node.parity_share import ParityShare
+from ckptd.core.node.ranks import LocalRanks
 from ckptd.core.node.slots import SlotTable
+from ckptd.core.node.standing import Standing
 from ckptd.shared.base.ids import JobKey, SaveId
 from tests.runs import RUN, STORE_ID
 from tests.seals import a_seal
@@ -27,8 +30,10 @@ def a_share() -> DrainShare:
             job=KEY, slot=SLOT, capacity=4096, rank=0, world_size=1, save=SAVE, nbytes=seal.image_nbytes, seal=seal
         )
     )
-    parity = ParityShare(KEY, Protection(KEY, "a", Links("a")), on=False, wait_s=1.0)
-    return DrainShare(KEY, slots, lambda event: act.ToNode(job=KEY, node="b", message=event), parity)
+    links = Links("a")
+    parity = ParityShare(KEY, Protection(KEY, "a", links), on=False, wait_s=1.0)
+    membership = Membership(KEY, "a", LocalRanks(KEY, slots), Standing(KEY, 1), links)
+    return DrainShare(KEY, slots, membership, parity)
 
 
 def kinds(actions: list[act.Action]) -> list[type[act.Action]]:

@@ -25,17 +25,19 @@ from ckptd.shared.format.manifest import (
     COMMITTED,
     MANIFEST,
     STOCK_FILES,
-    VERSION,
     FileRecord,
-    Manifest,
     StockFile,
+    Vote,
     encode_committed,
     encode_record,
     make_committed,
+    make_manifest,
 )
+from ckptd.shared.format.sealed_record import VERSION
 from ckptd.shared.stores.directory import DirectoryFiles
-from tests.runs import RUN, STORE_ID
+from tests.runs import RUN, SET, STORE_ID, VOTES
 from tests.slots import build_image, some_tensors
+from tests.stored import voted
 
 SAVE = SaveId(3, 1, 100, RUN)
 PATH = f"/store/demo/{SAVE.dirname}"
@@ -68,7 +70,7 @@ class Memory:
 
 
 def checkpoint(path: str = PATH, index: object = None) -> Memory:
-    """Of one rank, without votes. index: content of files.json."""
+    """Of one rank. index: content of files.json."""
     image, layout = build_image(SAVE, some_tensors())
     digests = b"".join(digest(image[at : at + (16 << 20)]) for at in range(0, len(image), 16 << 20))
     record = FileRecord(
@@ -78,10 +80,12 @@ def checkpoint(path: str = PATH, index: object = None) -> Memory:
     if index is not None:
         files[STOCK_FILES] = data = msgspec.json.encode(index)
         stock = [StockFile(STOCK_FILES, len(data), digest(data))]
-    manifest = Manifest(
-        version=VERSION, digest_kind=KIND, writer="test", store_id=STORE_ID, job="demo", save=SAVE,
-        world_size=1, votes=[], files=[record], stock=stock,
+    vote = Vote(
+        version=VERSION, digest_kind=KIND, store_id=STORE_ID, job="demo", save=SAVE, node="node0", folder=SET,
+        world_size=1, files=[record],
     )  # fmt: skip
+    files[vote.place] = encode_record(vote)
+    manifest = make_manifest([voted(vote)], save=SAVE, writer="test", stock=stock)
     files[MANIFEST] = raw = encode_record(manifest)
     files[COMMITTED] = encode_committed(make_committed(manifest, raw))
     return Memory({f"{path}/{name}": data for name, data in files.items()})
@@ -103,7 +107,7 @@ def test_a_sound_one_has_none() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE, errno.EMFILE])
-@pytest.mark.parametrize("name", [COMMITTED, MANIFEST, "r00000-p00.safetensors"])
+@pytest.mark.parametrize("name", [COMMITTED, MANIFEST, VOTES[0], "r00000-p00.safetensors"])
 def test_an_error_of_the_machine_is_no_damage(name, number) -> None:
     """It may be gone at the next try: no reader may call the checkpoint damaged for it. verify tells of it, though."""
     files = checkpoint()

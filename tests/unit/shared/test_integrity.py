@@ -26,7 +26,6 @@ from ckptd.shared.format.integrity import KEYED_KIND, XXH3, Keyed, Purpose
 from ckptd.shared.format.manifest import (
     MANIFEST,
     STOCK_METADATA,
-    VERSION,
     Vote,
     decode_committed,
     decode_manifest,
@@ -36,12 +35,14 @@ from ckptd.shared.format.manifest import (
     make_committed,
     make_manifest,
 )
+from ckptd.shared.format.sealed_record import VERSION
 from ckptd.shared.format.slot import PAGE, SEALS_NBYTES, Seal, SlotState, decode_seals, encode_seal, next_seal
 from ckptd.shared.protocol.publication import Publication
 from ckptd.shared.stores.kinds import open_files
-from ckptd.store.posix.commit import _check_files, commit
+from ckptd.store.posix.commit import commit
 from ckptd.store.posix.publish import publish_to
 from ckptd.store.posix.scan import Place, committed_at, files_at, scan
+from ckptd.store.votes import check_files
 from ckptd.system.config import Config
 from ckptd.system.files import FileLayer
 from ckptd_client._load.checkpoint import open_directory
@@ -50,8 +51,9 @@ from ckptd_client._load.rounds import read_checkpoint
 from ckptd_client._local.rank import Group
 from ckptd_client.dcp import CkptdReader
 from tests import checkpoints, collide
-from tests.runs import OTHER_RUN, OTHER_STORE_ID, RUN, STORE_ID
+from tests.runs import OTHER_RUN, OTHER_STORE_ID, RUN, SET, STORE_ID
 from tests.slots import write_slot
+from tests.stored import voted
 
 ONE, OTHER = Keyed(bytes(range(32))), Keyed(bytes(32))
 SAVE = SaveId(1, 2, 30, RUN)
@@ -60,8 +62,8 @@ PLACE = JobKey("/store", "job")
 
 def a_vote(integrity, **changes):
     vote = Vote(
-        version=VERSION, digest_kind=integrity.kind, store_id=STORE_ID, job="job", save=SAVE, node="n", world_size=1,
-        files=[], key_id=integrity.key_id,
+        version=VERSION, digest_kind=integrity.kind, store_id=STORE_ID, job="job", save=SAVE, node="n", folder=SET,
+        world_size=1, files=[], key_id=integrity.key_id,
     )  # fmt: skip
     return msgspec.structs.replace(vote, **changes)
 
@@ -163,7 +165,7 @@ def test_records_of_another_key_say_so(writer, reader, said):
     raw = encode_record(a_vote(writer), writer)
     with pytest.raises(IntegrityError, match=said):
         decode_vote(raw, where="v", integrity=reader)
-    manifest = make_manifest([(a_manifests_vote(writer), b"")], save=SAVE, writer="w", integrity=writer)
+    manifest = make_manifest([voted(a_manifests_vote(writer), writer)], save=SAVE, writer="w", integrity=writer)
     raw = encode_record(manifest, writer)
     with pytest.raises(IntegrityError, match=said):
         decode_manifest(raw, where="m", integrity=reader)
@@ -199,7 +201,7 @@ def test_a_record_cannot_be_brought_down_to_xxh3():
     "lie", [{"step": 31}, {"run": OTHER_RUN.hex()}, {"store_id": OTHER_STORE_ID}, {"job": "other"}]
 )
 def test_committed_is_proved_by_itself(lie):
-    manifest = make_manifest([(a_manifests_vote(ONE), b"")], save=SAVE, writer="w", integrity=ONE)
+    manifest = make_manifest([voted(a_manifests_vote(ONE), ONE)], save=SAVE, writer="w", integrity=ONE)
     committed = make_committed(manifest, encode_record(manifest, ONE), ONE)
     assert (committed.digest_kind, committed.key_id) == (KEYED_KIND, ONE.key_id)
     forged = msgspec.structs.replace(committed, **lie)
@@ -337,7 +339,10 @@ def test_a_reader_without_a_key_says_what_to_type(tmp_path):
     """Not that the checkpoint is damaged."""
     final = tmp_path / "job" / SAVE.dirname
     final.mkdir(parents=True)
-    manifest = make_manifest([(a_manifests_vote(ONE), b"")], save=SAVE, writer="w", integrity=ONE)
+    vote = a_manifests_vote(ONE)
+    (final / vote.place).parent.mkdir(parents=True)
+    (final / vote.place).write_bytes(encode_record(vote, ONE))
+    manifest = make_manifest([voted(vote, ONE)], save=SAVE, writer="w", integrity=ONE)
     raw = encode_record(manifest, ONE)
     (final / MANIFEST).write_bytes(raw)
     (final / "COMMITTED").write_bytes(encode_committed(make_committed(manifest, raw, ONE)))
@@ -423,11 +428,11 @@ def test_what_lies_there_for_stock_readers_is_not_proved_for_another_user(tmp_pa
     """Who writes to the store puts metadata there before the commit; with a key none but its holder's is pinned."""
     evil = b"metadata of somebody else"
 
-    def planted(fs, place, *args):
-        pathlib.Path(place.partial, STOCK_METADATA).write_bytes(evil)
-        return _check_files(fs, place, *args)
+    def planted(unfinished, *args):
+        pathlib.Path(unfinished.location, STOCK_METADATA).write_bytes(evil)
+        return check_files(unfinished, *args)
 
-    monkeypatch.setattr("ckptd.store.posix.commit._check_files", planted)
+    monkeypatch.setattr("ckptd.store.posix.commit.check_files", planted)
     path = checkpoints.write_checkpoint(tmp_path / "store", [a_state()], integrity=ONE)
     assert (path / STOCK_METADATA).read_bytes() != evil
     assert verify_path(str(path), integrity=ONE).ok
@@ -437,7 +442,7 @@ def test_what_lies_there_for_stock_readers_is_not_proved_for_another_user(tmp_pa
 def test_a_kind_of_any_length_is_reported_short(reader):
     """A forged record's word is said in the error; not megabytes of it."""
     body = b"CKPTDMF1" + msgspec.msgpack.encode(a_vote(XXH3, digest_kind="x" * (8 << 20)))
-    committed = make_committed(make_manifest([(a_manifests_vote(XXH3), b"")], save=SAVE, writer="w"), b"")
+    committed = make_committed(make_manifest([voted(a_manifests_vote(XXH3))], save=SAVE, writer="w"), b"")
     long = encode_committed(msgspec.structs.replace(committed, digest_kind="x" * 60_000))
     for decode, raw in ((decode_vote, body + XXH3.digest(body)), (decode_committed, long)):
         with pytest.raises(DamagedError) as caught:

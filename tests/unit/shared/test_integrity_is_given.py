@@ -11,6 +11,7 @@ NAMES_BY_DIGEST = {
     "ckptd.parity.record",  # the name of a set
     "ckptd.shared.format.integrity",
     "ckptd.shared.format.arena_paths",
+    "ckptd.shared.format.set_places",  # the name of a set's directory
     "ckptd_client._state.replica_slices",
     "ckptd_client._load.shared_read.node_group",
     "ckptd_client._image.image",

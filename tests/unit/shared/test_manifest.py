@@ -10,7 +10,9 @@ from ckptd.shared.base.ids import SaveId, file_name
 from ckptd.shared.format import manifest as man
 from ckptd.shared.format.digest import BLOCK_NBYTES, KIND, digest
 from ckptd.shared.format.replica_attestations import Attestation
-from tests.runs import RUN, STORE_ID
+from ckptd.shared.format.sealed_record import VERSION
+from tests.runs import RUN, SET, STORE_ID
+from tests.stored import voted
 
 SAVE = SaveId(2, 3, 100, RUN)
 
@@ -24,17 +26,17 @@ def a_file(rank, nbytes=10):
 
 def a_vote(node="n0", ranks=(0, 1), **words):
     vote = man.Vote(
-        version=man.VERSION,
+        version=VERSION,
         digest_kind=KIND,
         store_id=STORE_ID,
         job="job",
         save=SAVE,
         node=node,
+        folder=SET,
         world_size=2,
         files=[a_file(r) for r in ranks],
     )
-    vote = msgspec.structs.replace(vote, **words)
-    return vote, man.encode_record(vote)
+    return voted(msgspec.structs.replace(vote, **words))
 
 
 VOTES = [a_vote("n1", (1,)), a_vote("n0", (0,))]
@@ -44,15 +46,16 @@ COMMITTED = man.make_committed(MANIFEST, RAW)
 
 
 def test_records_come_back():
-    vote, raw = VOTES[0]
-    assert man.decode_vote(raw, where="x") == vote
+    vote = VOTES[0].vote
+    assert man.decode_vote(man.encode_record(vote), where="x") == vote
     assert man.decode_manifest(RAW, where="x") == MANIFEST
     assert man.decode_committed(man.encode_committed(COMMITTED), where="x") == COMMITTED
     assert COMMITTED.save == SAVE
 
 
 def test_a_manifest_is_made_in_order_whatever_order_votes_come_in():
-    assert [f.rank for f in MANIFEST.files] == [0, 1]
+    assert [list(v.ranks) for v in MANIFEST.votes] == [[0], [1]]
+    assert (MANIFEST.files, MANIFEST.nbytes) == (2, 20)
     assert [v.node for v in MANIFEST.votes] == ["n0", "n1"]
     assert man.encode_record(man.make_manifest(VOTES[::-1], save=SAVE, writer="test")) == RAW
 
@@ -93,15 +96,14 @@ def test_votes_of_replicas_that_differ_make_no_manifest():
 
 def another_story():
     """A vote that says of rank 1's file what the others do not."""
-    vote, raw = a_vote("n2", (1,))
-    other = msgspec.structs.replace(vote.files[0], leaves=b"other")
-    return msgspec.structs.replace(vote, files=[other]), raw
+    other = msgspec.structs.replace(a_file(1), leaves=b"other")
+    return a_vote("n2", (1,), files=[other])
 
 
 def test_a_rank_with_two_votes_that_agree_has_one_file():
     manifest = man.make_manifest([*VOTES, a_vote("n2", (1,))], save=SAVE, writer="test")
-    assert manifest.files == MANIFEST.files
     assert [ref.node for ref in manifest.votes] == [*(ref.node for ref in MANIFEST.votes), "n2"]
+    assert [list(ref.ranks) for ref in manifest.votes] == [[0], [1], []]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_any_truncation_of_a_manifest_is_found(length):
 
 def test_a_vote_is_no_manifest_and_the_other_way_round():
     with pytest.raises(DamagedError):
-        man.decode_manifest(VOTES[0][1], where="x")
+        man.decode_manifest(man.encode_record(VOTES[0].vote), where="x")
     with pytest.raises(DamagedError):
         man.decode_vote(RAW, where="x")
 
@@ -146,11 +148,14 @@ def test_a_vote_is_no_manifest_and_the_other_way_round():
     "words",
     [
         {"version": 1},
-        {"files": [a_file(0)]},
-        {"files": [a_file(1), a_file(0)]},
-        {"files": [a_file(0), msgspec.structs.replace(a_file(1), digests=b"")]},
-        {"files": [a_file(0), msgspec.structs.replace(a_file(1), nbytes=BLOCK_NBYTES + 1)]},
-        {"files": [a_file(0), msgspec.structs.replace(a_file(1), name="../x")]},
+        {"votes": MANIFEST.votes[:1]},
+        {"votes": [*MANIFEST.votes, MANIFEST.votes[1]]},
+        {"votes": [MANIFEST.votes[0], msgspec.structs.replace(MANIFEST.votes[1], runs=(1, 3))]},
+        {"votes": [MANIFEST.votes[0], msgspec.structs.replace(MANIFEST.votes[1], runs=(0, 2))]},
+        {"votes": [MANIFEST.votes[0], msgspec.structs.replace(MANIFEST.votes[1], runs=(1,))]},
+        {"votes": [MANIFEST.votes[0], msgspec.structs.replace(MANIFEST.votes[1], folder=1)]},
+        {"folders": ["../x"]},
+        {"folders": [SET, SET]},
         {"job": "../x"},
     ],
     ids=str,
@@ -159,6 +164,35 @@ def test_a_manifest_with_a_good_digest_and_bad_words_is_refused(words):
     raw = man.encode_record(msgspec.structs.replace(MANIFEST, **words))
     with pytest.raises(DamagedError, match=r"^x"):
         man.decode_manifest(raw, where="x")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"version": 1},
+        {"files": [msgspec.structs.replace(a_file(1), digests=b"")]},
+        {"files": [msgspec.structs.replace(a_file(1), nbytes=BLOCK_NBYTES + 1)]},
+        {"files": [msgspec.structs.replace(a_file(1), name="../x")]},
+        {"folder": "../x"},
+        {"node": "../x"},
+    ],
+    ids=str,
+)
+def test_a_vote_with_a_good_digest_and_bad_words_is_refused(words):
+    raw = man.encode_record(msgspec.structs.replace(VOTES[0].vote, **words))
+    with pytest.raises(DamagedError, match=r"^x"):
+        man.decode_vote(raw, where="x")
+
+
+def test_a_manifest_has_some_fifty_bytes_of_a_node():
+    """What every rank reads of a job of ten thousand nodes."""
+    nodes = 1000
+    votes = [
+        a_vote(f"node-{n:05d}", range(8 * n, 8 * n + 8), world_size=8 * nodes, folder=f"e00000003-{n // 8:08x}")
+        for n in range(nodes)
+    ]
+    raw = man.encode_record(man.make_manifest(votes, save=SAVE, writer="test"))
+    assert len(raw) <= 64 * nodes
 
 
 @pytest.mark.parametrize("words", [{"digest_kind": "md5"}, {"key_id": "0" * 16}], ids=str)
@@ -185,12 +219,12 @@ def test_a_committed_of_another_format():
 
 @pytest.mark.parametrize("changed", [{}, {"files": "other"}], ids=["fields as today", "other fields"])
 def test_records_of_another_version_are_refused_and_both_are_named(changed):
-    """Version 2 had `shares` in the place of `attestations`: read as version 3, no replica would have been compared."""
-    for record, decode in ((VOTES[0][0], man.decode_vote), (MANIFEST, man.decode_manifest)):
+    """Version 2 had `shares` in the place of `attestations`: without them no replica would have been compared."""
+    for record, decode in ((VOTES[0].vote, man.decode_vote), (MANIFEST, man.decode_manifest)):
         fields = msgspec.to_builtins(record, builtin_types=[bytes]) | {"version": 2} | changed
         body = b"CKPTDMF1" + msgspec.msgpack.encode(fields)
-        with pytest.raises(DamagedError, match=r"^x: version 2, this program reads 3"):
+        with pytest.raises(DamagedError, match=r"^x: version 2, this program reads 4"):
             decode(body + digest(body), where="x")
     raw = msgspec.json.encode(msgspec.to_builtins(COMMITTED) | {"format": 2, "replicas": "apart"} | changed)
-    with pytest.raises(DamagedError, match=r"^x: format 2, this program reads 3"):
+    with pytest.raises(DamagedError, match=r"^x: format 2, this program reads 4"):
         man.decode_committed(raw, where="x")

@@ -14,7 +14,8 @@ from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError, Wrong
 from ckptd.shared.base.ids import ANY_STORE, JobKey, SaveId
 from ckptd.shared.format.committed import EVERYTHING, Opened, open_committed
 from ckptd.shared.format.integrity import XXH3, Keyed
-from ckptd.shared.format.manifest import COMMITTED, VERSION, Vote, decode_objects
+from ckptd.shared.format.manifest import COMMITTED, Vote, decode_objects
+from ckptd.shared.format.sealed_record import VERSION
 from ckptd.shared.format.slot import align_up
 from ckptd.shared.stores.kinds import open_files
 from ckptd.store.facts import Committer, Taker
@@ -26,7 +27,7 @@ from ckptd_client._local.rank import Group
 from ckptd_client.dcp import CkptdReader
 from tests import memory_store
 from tests.checkpoints import image_of
-from tests.runs import OTHER_RUN, OTHER_STORE_ID, RUN, TAKER
+from tests.runs import OTHER_RUN, OTHER_STORE_ID, RUN, SET, TAKER
 
 OLD, SAVE, NEW = (SaveId(1, number, 100 * number, RUN) for number in (1, 2, 3))
 JOB = "demo"
@@ -80,13 +81,14 @@ def put(store, save, *, ranks=2, voting=None, job=JOB, shift=0.0, check=lambda: 
             )
             for name, start, nbytes in record.extents()
         ]
-        assert store.put_files(job, save, files, Flow())
+        assert store.put_files(job, save, SET, files, Flow())
         if voting is not None and rank >= voting:
             continue
         found = decode_objects(objects, where="objects") if objects else None
         vote = Vote(
             version=VERSION, digest_kind=store.integrity.kind, store_id=store.store_id(), job=job, save=save,
-            node=f"node{rank}", world_size=ranks, files=[record], stock_objects=found, key_id=store.integrity.key_id,
+            node=f"node{rank}", folder=SET, world_size=ranks, files=[record], stock_objects=found,
+            key_id=store.integrity.key_id,
         )  # fmt: skip
         store.put_vote(job, vote)
 
@@ -131,7 +133,7 @@ def test_no_store_is_made_where_another_one_is_remembered(url):
 def test_nothing_is_written_where_there_is_no_store(url):
     store = open_store(url, XXH3)
     with pytest.raises(OSError, match="No such file"):
-        store.put_files(JOB, SAVE, [], Flow())
+        store.put_files(JOB, SAVE, SET, [], Flow())
     with pytest.raises(OSError, match="No such file"):
         store.take(JOB, TAKER)
     assert store.scan(JOB).committed == store.scan(JOB).partials == store.names(JOB) == []
@@ -171,7 +173,7 @@ def test_a_save_is_seen_by_none_before_it_is_committed_and_by_everybody_afterwar
     assert store.scan(JOB).partials == []
     assert findings(store, SAVE) == []
     assert store.commit(JOB, SAVE, "another").committed == outcome.committed
-    assert not store.put_files(JOB, SAVE, [], Flow())
+    assert not store.put_files(JOB, SAVE, SET, [], Flow())
 
 
 def test_a_save_that_lacks_a_vote_or_a_file_is_not_committed(store):

@@ -24,14 +24,14 @@ from ckptd.store import image
 from ckptd.store.image import Flow, Image
 from ckptd.store.posix import image_writer
 from ckptd.store.posix.commit import commit, write_vote
-from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
+from ckptd.store.posix.image_writer import make_set, put_files, write_image
 from ckptd.store.posix.removal import remove_checkpoint, remove_partial, sweep_trash
 from ckptd.store.posix.scan import Place, scan
 from ckptd.store.posix.store import PosixStore
 from ckptd.store.worker import other_jobs
 from ckptd.system.files import FileLayer, is_temp, temp_name
 from tests.records import pin, unpin
-from tests.runs import RUN
+from tests.runs import RUN, SET, VOTES
 from tests.slots import Slot, make_vote, some_tensors, write_slot
 
 SAVE = SaveId(3, 7, 100, RUN)
@@ -59,11 +59,10 @@ def image_of(slot: Slot, **more) -> Image:
 def drained(fs: FileLayer, key: JobKey, save: SaveId, *, world_size: int = 2, nodes: int = 2) -> Place:
     """A save whose first nodes have written and voted, one rank each."""
     place = Place(key, save)
-    make_partial(fs, place)
+    make_set(fs, place, SET)
     for rank in range(nodes):
         slot = write_slot(f"{key.store}/slot", key, save, rank=rank, world_size=world_size)
-        write_image(fs, place, image_of(slot), Flow())
-        sync_partial(fs, place)
+        write_image(fs, place, SET, image_of(slot), Flow())
         write_vote(fs, key, make_vote(key, save, f"node{rank}", [slot], world_size=world_size))
     return place
 
@@ -136,12 +135,12 @@ def test_scan_lists_what_it_cannot_read_as_problems(key) -> None:
 def test_scan_names_a_damaged_vote(key) -> None:
     fs = FileLayer()
     place = drained(fs, key, SAVE)
-    flip(f"{place.votes}/node1")
+    flip(f"{place.partial}/{VOTES[1]}")
     (partial,) = scan(fs, key).partials
     assert not partial.finishable
     assert partial.voted == ["node0"]
-    assert f"{place.votes}/node1" in partial.missing
-    with pytest.raises(DamagedError, match="votes/node1"):
+    assert f"{place.partial}/{VOTES[1]}" in partial.missing
+    with pytest.raises(DamagedError, match=r"node1\.vote"):
         commit(fs, key, SAVE, "test")
 
 
@@ -164,13 +163,14 @@ def test_an_image_arrives_whole(key, shm, monkeypatch, where, nbytes) -> None:
         key = JobKey(shm, "demo")
     fs, place, seen = FileLayer(), Place(key, SAVE), []
     slot = write_slot(f"{shm}/slot", key, SAVE, some_tensors(nbytes))
-    make_partial(fs, place)
-    write_image(fs, place, image_of(slot), Flow(report=lambda done: seen.append(sum(done.values()))))
+    make_set(fs, place, SET)
+    write_image(fs, place, SET, image_of(slot), Flow(report=lambda done: seen.append(sum(done.values()))))
     with open(f"{place.partial}/{slot.layout.file}", "rb") as file:
         assert file.read() == slot.image
     assert seen[-1] == len(slot.image)
     assert seen == sorted(seen)
-    assert os.listdir(place.partial) == [slot.layout.file]
+    assert sorted(os.listdir(place.partial)) == [slot.layout.file, "sets"]
+    assert os.listdir(place.set_dir(SET)) == []
 
 
 @pytest.mark.parametrize("refuses", ["open", "write"])
@@ -190,11 +190,11 @@ def test_a_file_system_without_o_direct_is_written_buffered(key, tmp_path, monke
         return real_pwrite(fd, data, offset)
 
     fs, place = FileLayer(), Place(key, SAVE)
-    make_partial(fs, place)
+    make_set(fs, place, SET)
     slot = write_slot(tmp_path / "slot", key, SAVE)
     monkeypatch.setattr(os, "open", refusing_open)
     monkeypatch.setattr(os, "pwrite", refusing_pwrite)
-    write_image(fs, place, image_of(slot), Flow())
+    write_image(fs, place, SET, image_of(slot), Flow())
     with open(f"{place.partial}/{slot.layout.file}", "rb") as file:
         assert file.read() == slot.image
     assert bool(direct_writes) == (refuses == "write")
@@ -202,17 +202,21 @@ def test_a_file_system_without_o_direct_is_written_buffered(key, tmp_path, monke
 
 def test_an_image_whose_slot_changed_hands_gets_no_name(key, tmp_path) -> None:
     fs, place = FileLayer(), Place(key, SAVE)
-    make_partial(fs, place)
+    make_set(fs, place, SET)
     slot = write_slot(tmp_path / "slot", key, SAVE)
 
     def changed() -> None:
         raise CkptdError("changed hands")
 
     with pytest.raises(CkptdError, match="changed hands"):
-        write_image(fs, place, image_of(slot, check_source=changed), Flow())
-    assert all(is_temp(name) for name in os.listdir(place.partial))
-    write_image(fs, place, image_of(slot), Flow())  # and the next try takes the leftover away
-    assert os.listdir(place.partial) == [slot.layout.file]
+        write_image(fs, place, SET, image_of(slot, check_source=changed), Flow())
+    assert os.listdir(place.partial) == ["sets"]
+    (left,) = os.listdir(place.set_dir(SET))
+    assert is_temp(left, slot.layout.file)
+    open_image = contextlib.nullcontext(image_of(slot))
+    assert put_files(fs, place, SET, [lambda: open_image], Flow())  # and the next try takes the leftover away
+    assert sorted(os.listdir(place.partial)) == [slot.layout.file, "sets"]
+    assert os.listdir(place.set_dir(SET)) == []
 
 
 def test_a_failed_write_is_raised_and_the_rest_is_not_written(key, tmp_path, monkeypatch) -> None:
@@ -226,10 +230,10 @@ def test_a_failed_write_is_raised_and_the_rest_is_not_written(key, tmp_path, mon
 
     monkeypatch.setattr(image_writer, "CHUNK_NBYTES", 4096)
     fs, place = Full(), Place(key, SAVE)
-    make_partial(fs, place)
+    make_set(fs, place, SET)
     slot = write_slot(tmp_path / "slot", key, SAVE, some_tensors(4096 * 200))
     with pytest.raises(OSError, match="No space"):
-        write_image(fs, place, image_of(slot), Flow())
+        write_image(fs, place, SET, image_of(slot), Flow())
     assert fs.writes < 200
     assert not os.path.exists(f"{place.partial}/{slot.layout.file}")
 

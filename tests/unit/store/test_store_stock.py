@@ -31,11 +31,11 @@ from ckptd.shared.torchfile import dcp_metadata
 from ckptd.shared.torchfile.pickling import dumps
 from ckptd.store.image import Flow, Image
 from ckptd.store.posix.commit import commit, write_vote
-from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
+from ckptd.store.posix.image_writer import make_set, write_image
 from ckptd.store.posix.scan import Place
 from ckptd.store.stock_files import stock_files
 from ckptd.system.files import FileLayer
-from tests.runs import RUN
+from tests.runs import RUN, SET
 from tests.slots import Slot, build_image, make_vote, write_slot
 
 SAVE = SaveId(1, 2, 30, RUN)
@@ -49,11 +49,10 @@ def drain(store, slots, *, objects=OBJECTS):
     """The images of slots on the store, with the votes of a node each."""
     key, fs = JobKey(str(store), "demo"), FileLayer()
     place = Place(key, SAVE)
-    make_partial(fs, place)
+    make_set(fs, place, SET)
     for rank, slot in enumerate(slots):
         padded = memoryview(slot.image.ljust(align_up(len(slot.image)), b"\0"))
-        write_image(fs, place, Image(slot.layout.file, len(slot.image), padded), Flow())
-        sync_partial(fs, place)
+        write_image(fs, place, SET, Image(slot.layout.file, len(slot.image), padded), Flow())
         mine = objects if rank == 0 else None
         write_vote(fs, key, make_vote(key, SAVE, f"node{rank}", [slot], world_size=len(slots), objects=mine))
     return place

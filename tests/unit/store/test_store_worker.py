@@ -48,7 +48,7 @@ from ckptd.store.messages import (
     hello_frame,
 )
 from ckptd.store.worker_link import StoreLink, WorkerDiedError
-from tests.runs import COMMITTER, RUN, STORE_ID, TAKER, give_id
+from tests.runs import COMMITTER, RUN, SET, STORE_ID, TAKER, give_id
 from tests.slots import Slot, make_vote, other_save, reseal, some_tensors, write_slot
 
 SAVE = SaveId(1, 1, 100, RUN)
@@ -114,7 +114,7 @@ def slots_of(link: StoreLink, shm: Path, save: SaveId, count: int = 2, nbytes: i
 
 def order(slots: list[Slot], save: SaveId = SAVE, **more) -> Drain:
     files = [DrainFile(slot.path, slot.layout.file, 0, len(slot.image)) for slot in slots]
-    return Drain(id=7, store_id=STORE_ID, job="demo", save=save, files=files, **more)
+    return Drain(id=7, store_id=STORE_ID, job="demo", save=save, folder=SET, files=files, **more)
 
 
 def save_all(link: StoreLink, shm: Path, save: SaveId) -> None:

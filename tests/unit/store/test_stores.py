@@ -4,16 +4,26 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import threading
 import time
 
 import pytest
 
-from ckptd.store.messages import Done, Failed, Probe, ScanJob, Space
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.store import worker, worker_link
+from ckptd.store.messages import Commit, Done, Failed, Probe, ScanJob, Space
+from ckptd.store.posix.commit import write_vote
+from ckptd.store.posix.image_writer import make_set
+from ckptd.store.posix.scan import Place
+from ckptd.store.posix.store import PosixStore
 from ckptd.store.workers import Stores
+from ckptd.system.files import FileLayer
 from ckptd.system.niceness import Niceness
 from tests.cluster import wait_for
+from tests.runs import COMMITTER, RUN, SET, give_id
+from tests.slots import make_vote, write_slot
 
 LONG_S = 60.0
 
@@ -135,6 +145,59 @@ def test_a_worker_that_says_nothing_is_taken_for_hung(make, tmp_path):
     assert 0.4 < time.monotonic() - began < 5
     assert all("hangs" in a.message for a in answers[1:])
     assert stores.links == []
+
+
+class Threaded:
+    """In the place of a worker's process: a thread of this one."""
+
+    def __init__(self, fd, store):
+        self.pid = 0
+        self._thread = threading.Thread(target=self._serve, args=(socket.socket(fileno=os.dup(fd)), store), daemon=True)
+        self._thread.start()
+
+    @staticmethod
+    def _serve(sock, store):
+        with sock:
+            worker.Worker(sock, store).serve()
+
+    def poll(self):
+        return None if self._thread.is_alive() else 0
+
+    def kill(self):
+        pass
+
+
+class Slow(FileLayer):
+    """One call at a time, and each takes its time."""
+
+    lock = threading.Lock()
+
+    def size(self, path):
+        with self.lock:
+            time.sleep(0.05)
+        return super().size(path)
+
+
+def test_a_commit_that_goes_on_is_never_taken_for_hung(make, tmp_path, monkeypatch):
+    ranks, save, key = 40, SaveId(1, 1, 100, RUN), JobKey(str(tmp_path), "demo")
+    give_id(tmp_path)
+    place = Place(key, save)
+    make_set(FileLayer(), place, SET)
+    for rank in range(ranks):
+        slot = write_slot(tmp_path / "slot", key, save, rank=rank, world_size=ranks)
+        with open(f"{place.partial}/{slot.layout.file}", "wb") as file:
+            file.write(slot.image)
+        write_vote(FileLayer(), key, make_vote(key, save, f"node{rank}", [slot], world_size=ranks))
+    monkeypatch.setattr(worker_link, "_popen", lambda fd, _niceness, store: Threaded(fd, store))
+    monkeypatch.setattr(worker, "open_store", lambda url, integrity: PosixStore(url, integrity, Slow()))
+    stores = make(hang_s=1.0)
+    answers = Answers(stores, tmp_path)
+    began = time.monotonic()
+    answers.ask(lambda i: Commit(id=i, job="demo", save=save, writer="test", by=COMMITTER))
+    (answer,) = answers.turn(1)
+    assert isinstance(answer, Done), answer
+    assert time.monotonic() - began > 1.5, "else nothing was shown"
+    assert os.path.isdir(place.final)
 
 
 def test_an_idle_worker_is_never_taken_for_hung(make, tmp_path):

@@ -12,9 +12,9 @@ import torch
 import ckptd_client
 from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.format.layout import decode_leaves
-from ckptd.shared.format.manifest import MANIFEST, decode_manifest
 from ckptd_client import ConfigError, MismatchError, RestoreError, UsageError
 from ckptd_client._state.leaves import _class_of, _tag_of, decode_leaf, encode_leaf, register
+from tests.stored import records_of
 
 
 class Sampler:
@@ -71,8 +71,7 @@ def test_at_load_it_must_be_named_again(join, node, job):
     directory = os.path.join(node.store, job, "step-000000002.i0001")
     found = verify_path(directory)
     assert found.ok, found.problems
-    with open(os.path.join(directory, MANIFEST), "rb") as file:
-        leaves = decode_leaves(decode_manifest(file.read(), where="").files[0].leaves, where="").leaves
+    leaves = decode_leaves(records_of(directory)[0].leaves, where="").leaves
     assert {name: leaf.codec for name, leaf in leaves.items()} == {
         "loader.sampler": "pickle", "loader.epoch": "safe/1", "plain": "safe/1"
     }  # fmt: skip

@@ -18,7 +18,7 @@ from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.messages import LoadFrom, Progress, Refused, Tier
 from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.protocol.topology import Peer, Topology
-from tests.runs import RUN, STORE_ID
+from tests.runs import RUN, SET, STORE_ID
 from tests.seals import a_seal, attestations_of
 
 KEY = JobKey("/store", "job")
@@ -444,7 +444,7 @@ class ACluster:
                 self.say(node, ev.Drained(job=KEY, save=save))
             case act.DrainParity(save=save, epoch=epoch):
                 there = (save, epoch) in node.chunks
-                record = ParityRecord("0" * 16 + "-00.parity", 4096, 1, bytes(16)) if there else None
+                record = ParityRecord(SET, "0" * 16 + "-00.parity", 4096, 1, bytes(16)) if there else None
                 problem = "" if there else "it is not in the arena any more"
                 self.say(node, ev.ParityDrained(job=KEY, save=save, parity=record, problem=problem))
             case act.WriteVote(save=save, slots=slots):

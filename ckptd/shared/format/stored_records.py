@@ -1,0 +1,113 @@
+"""The records of a committed checkpoint's images: read from the votes that its manifest pins, each when it is needed.
+
+A reader of one rank opens one vote, however many ranks the job has.
+"""
+
+import bisect
+import errno
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+from ckptd.shared.base.errors import DamagedError, IntegrityError
+from ckptd.shared.format.integrity import Purpose
+from ckptd.shared.format.manifest import MANIFEST, FileRecord, Manifest, Vote, VoteRef, decode_vote, pairs
+from ckptd.shared.format.stored_files import StoredFiles
+
+# What an error says of the directory, and not of the machine that reads it.
+OF_THE_DIRECTORY = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG})
+
+
+class StoredRecords(Sequence[FileRecord]):
+    """By rank. Reading one blocks for as long as the store does, and raises DamagedError or OSError, naming the file.
+
+    Keeps what it has read. For several threads: two of them may read one vote twice.
+    """
+
+    def __init__(self, files: StoredFiles, manifest: Manifest) -> None:
+        self.files = files
+        self.manifest = manifest
+        runs = sorted((*run, number) for number, ref in enumerate(manifest.votes) for run in pairs(ref.runs))
+        self._firsts = [first for first, *_ in runs]
+        self._numbers = [number for *_, number in runs]
+        self._votes: dict[int, Vote] = {}
+        self._records: dict[int, FileRecord] = {}
+
+    def __len__(self) -> int:
+        return self.manifest.world_size
+
+    @overload
+    def __getitem__(self, rank: int) -> FileRecord: ...
+    @overload
+    def __getitem__(self, rank: slice) -> list[FileRecord]: ...
+    def __getitem__(self, rank: int | slice) -> FileRecord | list[FileRecord]:
+        if isinstance(rank, slice):
+            return [self[one] for one in range(*rank.indices(len(self)))]
+        if not 0 <= rank < len(self):
+            raise IndexError(rank)
+        if rank not in self._records:
+            self.vote_for(rank)
+        return self._records[rank]
+
+    def __iter__(self) -> Iterator[FileRecord]:
+        return (self[rank] for rank in range(len(self)))
+
+    def vote_for(self, rank: int) -> Vote:
+        """The vote from which the rank's record is read."""
+        return self._vote(self._numbers[bisect.bisect_right(self._firsts, rank) - 1])
+
+    def votes(self) -> Iterator[Vote]:
+        """All votes, by node."""
+        return map(self._vote, range(len(self.manifest.votes)))
+
+    def _vote(self, number: int) -> Vote:
+        if number not in self._votes:
+            ref = self.manifest.votes[number]
+            vote = self._votes[number] = read_vote_of(self.files, self.manifest, ref)
+            of = {record.rank: record for record in vote.files}
+            self._records.update({rank: of[rank] for rank in ref.ranks})
+        return self._votes[number]
+
+
+def vote_bytes(files: StoredFiles, manifest: Manifest, ref: VoteRef) -> bytes:
+    """The file of a vote, as it was when the manifest was made. Raises DamagedError, OSError."""
+    place = manifest.place_of(ref)
+    raw = files.read(place, ref.nbytes)
+    if (len(raw), files.integrity.digest(raw, Purpose.VOTE_FILE)) != (ref.nbytes, ref.digest):
+        raise DamagedError(f"{files.where(place)}: is not the vote that {MANIFEST} was made from", hint=_hint(files))
+    return raw
+
+
+def _hint(files: StoredFiles) -> str:
+    return f"see what else is wrong: ckptd verify {files.location}"
+
+
+def read_vote_of(files: StoredFiles, manifest: Manifest, ref: VoteRef) -> Vote:
+    """A vote that the manifest pins. Raises DamagedError, also for one that is of something else, and OSError."""
+    where = files.where(manifest.place_of(ref))
+    try:
+        vote = decode_vote(vote_bytes(files, manifest, ref), where=where, integrity=files.integrity)
+    except IntegrityError:
+        raise
+    except DamagedError as error:
+        raise DamagedError(error.message, hint=error.hint or _hint(files)) from error
+    except OSError as error:
+        if error.errno not in OF_THE_DIRECTORY:
+            raise
+        what = "missing" if isinstance(error, FileNotFoundError) else error.strerror
+        raise DamagedError(f"{where}: {what}", hint=_hint(files)) from error
+    if misfit := misfit_of(vote, manifest, ref):
+        raise DamagedError(f"{where}: {misfit}", hint=_hint(files))
+    return vote
+
+
+def misfit_of(vote: Vote, manifest: Manifest, ref: VoteRef) -> str:
+    """Why the vote is none of the manifest's; empty when it is. Pure."""
+    if vote.node != ref.node:
+        return f"is the vote of node {vote.node!r}"
+    said = (vote.store_id, vote.job, vote.save, vote.world_size)
+    if said != (manifest.store_id, manifest.job, manifest.save, manifest.world_size):
+        return f"a vote that {MANIFEST} does not know"
+    ranks = [record.rank for record in vote.files]
+    if len(set(ranks)) != len(ranks) or not set(ref.ranks) <= set(ranks):
+        return f"its files are not those of {MANIFEST}"
+    return ""
