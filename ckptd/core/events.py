@@ -9,9 +9,11 @@ from ckptd.shared.base.ids import RunId, SaveId
 from ckptd.shared.format.manifest import ParityRecord
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import Seal
+from ckptd.shared.protocol.messages import Tier
 from ckptd.shared.protocol.node_messages import *  # noqa: F403 - the core knows them by these names too
 from ckptd.shared.protocol.node_messages import Event, FromRank
 from ckptd.shared.protocol.parity_types import ParityChunk
+from ckptd.shared.protocol.read_tree import ExchangeAddress
 from ckptd.shared.protocol.topology import Peer, Topology
 
 # --- from ranks
@@ -21,6 +23,30 @@ class SlotsAsked(FromRank, frozen=True, kw_only=True):
     """The rank needs slots of at least capacity bytes and has given back those granted to it."""
 
     capacity: int
+
+
+class LoadAsked(FromRank, frozen=True, kw_only=True):
+    """A rank wants to restore; step None is the newest. ``run``: of this run alone; None: of the job's own line."""
+
+    step: int | None = None
+    run: RunId | None = None
+
+
+class LoadReported(FromRank, frozen=True, kw_only=True):
+    """A rank read, or could not read, what it was sent to."""
+
+    save: SaveId
+    tier: Tier
+    problem: str = ""
+    fatal: bool = False  # no other checkpoint would do better
+    reshape: bool = False  # nothing is wrong with it, but this rank needs other ranks' images too
+
+
+class PlaceAsked(FromRank, frozen=True, kw_only=True):
+    """A rank reads a checkpoint on the store for its node, together with other nodes; as in AskPlace."""
+
+    read: str
+    exchange: ExchangeAddress | None = None
 
 
 # --- from the arena

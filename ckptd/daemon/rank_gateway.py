@@ -24,6 +24,7 @@ from ckptd.shared.protocol.messages import (
     VERSION,
     AskDrain,
     AskLoad,
+    AskPlace,
     AskPreempt,
     AskSlots,
     Attach,
@@ -208,6 +209,7 @@ _EVENTS: dict[type[Request], type[ev.Event]] = {
     AskPreempt: ev.PreemptAsked,
     AskLoad: ev.LoadAsked,
     ReportLoad: ev.LoadReported,
+    AskPlace: ev.PlaceAsked,
     Detach: ev.RankDetached,
 }
 

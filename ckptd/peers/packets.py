@@ -14,7 +14,7 @@ from ckptd.shared.protocol.status import CheckpointStatus
 from ckptd.shared.protocol.topology import Endpoint
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
 
-VERSION = 4
+VERSION = 5
 MAX_BODY_NBYTES = 8 << 20
 MAX_PACKET_NBYTES = MAX_BODY_NBYTES + 4096
 MAX_JOBS = 256  # that one peer may name

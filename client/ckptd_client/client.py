@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from ckptd.shared.base.errors import CkptdError, ConnectError, RestoreError, SaveFailedError, WaitTimeoutError
-from ckptd.shared.protocol.messages import AskDrain, Milestone, Request
+from ckptd.shared.protocol.messages import AskDrain, Milestone, Reply, Request
 from ckptd_client._daemon import settings as _settings
 from ckptd_client._daemon.link import Link
 from ckptd_client._gather import BUCKET_NBYTES, GROUPS, Gathering, Order, Ranks
@@ -281,8 +281,8 @@ class Client(Preemptible):
         Args:
             path: Directory of the checkpoint, or a safetensors file.
             state: As for `save`.
-            together: True: all ranks of the job call it for the same checkpoint, and it blocks until they do. Blocks of
-                ckptd's own checkpoints that several ranks need are then read once.
+            together: True: all ranks of the job call it for the same checkpoint. Blocks of ckptd's own checkpoints that
+                several ranks or nodes need are then read once; for a rank that does not come the others wait 10 s.
             integrity: "xxh3" accepts a checkpoint that is not keyed, or another program's, although this client has a
                 key.
             strict: False also accepts a state with keys that the checkpoint lacks; notes name what is in only one of
@@ -294,7 +294,8 @@ class Client(Preemptible):
             RestoreError: A file cannot be opened, or a value is a pickle that `allow_pickle` does not name.
         """
         self._check_open()
-        return read_from(self._link, path, state, together=together, integrity=integrity, strict=strict)  # no lock
+        ask = self._ask_place if together else None  # the lock is held for that question alone
+        return read_from(self._link, path, state, together=ask, integrity=integrity, strict=strict)
 
     def save_files(  # noqa: PLR0913 - keyword-only
         self,
@@ -374,9 +375,13 @@ class Client(Preemptible):
         self._check_open()
         return Gathering(state, Order(to, bucket_nbytes, cpu_offload), GROUPS)
 
+    def _ask_place(self, make: Callable[[int], Request], deadline: float | None) -> Reply:
+        with self._settled():
+            return self._link.ask(make, deadline)
+
     def _find(self, step: int | None) -> Checkpoint | None:
         with self._settled():
-            order, found = find(self._link, None if step is None else _settings.as_step(step))
+            order, found = find(self._link, None if step is None else _settings.as_step(step), self._ask_place)
             self._staging.numbers.begin_incarnation(order)
             if found is not None:
                 found.notes = (*order.notes, *found.notes)

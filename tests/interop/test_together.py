@@ -27,10 +27,10 @@ def saved(fresh_node, tmp_path):
 
 @pytest.fixture
 def nodes(saved):
-    """That node, and three more with their own memory."""
+    """That node, and seven more with their own memory."""
     with contextlib.ExitStack() as stack:
         found = [saved]
-        for name in "bcd":
+        for name in "bcdefgh":
             found.append(stack.enter_context(Node(saved.store)))
             found[-1].start(CKPTD_NODE=name)
         yield found
@@ -56,7 +56,8 @@ def test_each_block_is_read_once_on_the_node(saved, tmp_path, ranks):
 
 
 @pytest.mark.parametrize(
-    ("many", "ranks", "call"), [(2, 4, "load"), (3, 3, "load"), (1, 2, "read_from"), (2, 4, "read_from")]
+    ("many", "ranks", "call"),
+    [(2, 4, "load"), (3, 3, "load"), (8, 8, "load"), (1, 2, "read_from"), (2, 4, "read_from"), (2, 4, "dcp")],
 )
 def test_each_block_is_read_once_in_the_job(nodes, tmp_path, many, ranks, call):
     found = read(on_nodes(nodes[:many], ranks, "together_ranks.py", call, str(tmp_path)))

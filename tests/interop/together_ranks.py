@@ -3,6 +3,7 @@
 together_ranks.py save <folder>    a durable checkpoint that replicas saved in slices
 together_ranks.py load <folder>    what the ranks read of the store, printed; the state compared to the bit
 together_ranks.py read_from <folder>    the same with load_from
+together_ranks.py dcp <folder>    the same with DCP's reader
 together_ranks.py late <folder>    the same, and rank 1 comes after the others have given it up
 together_ranks.py lost <folder>    the same, and rank 1 is killed when the others wait for its blocks
 """
@@ -14,12 +15,16 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import load as load_dcp
 
 import ckptd_client
 from ckptd_client._load.shared_read import node_group
+from ckptd_client.dcp import CkptdReader
 from tests.unit.client.same import difference
 
 ELEMENTS = 24 << 20  # 96 MiB: six blocks of a file alone, so more than one from each rank
+
+SAVED = 4  # ranks
 
 
 def state():
@@ -44,6 +49,8 @@ def read_nbytes():
 
 def load(before=lambda: None):
     expected, found = state(), {"w": torch.zeros(ELEMENTS // 256, 256), "rank": torch.tensor(-1)}
+    if dist.get_rank() >= SAVED:
+        expected["rank"] = torch.tensor(0)  # of the lowest that saved
     client = connect()
     before()
     start = read_nbytes()
@@ -61,6 +68,18 @@ def read_from():
         start = read_nbytes()
         client.load_from(f"{os.environ['CKPTD_STORE']}/together/latest", found, together=True)
         print(f"read {read_nbytes() - start} bytes")
+        assert not difference({"w": expected["w"]}, found)
+
+
+def dcp():
+    """By DCP's reader."""
+    expected, found = state(), {"w": torch.zeros(ELEMENTS // 256, 256)}
+    with connect() as client:
+        start = read_nbytes()
+        reader = CkptdReader(client)
+        load_dcp(found, storage_reader=reader)
+        print(f"read {read_nbytes() - start} bytes")
+        assert reader.tier == "pfs", reader.tier
         assert not difference({"w": expected["w"]}, found)
 
 

@@ -116,8 +116,8 @@ class Coordinator:
             ev.StepsRead: lambda node, event, _: self.preemption.read(node, event),
             ev.Drained: self._voted,
             ev.VoteWritten: self._voted,
-            ev.LoadAsked: self._load_asked,
-            ev.LoadReported: lambda _, event, now: self.restores.reported(event, now),
+            ev.LoadsAsked: self._load_asked,
+            ev.LoadsReported: lambda _, event, now: self.restores.reported(event, now),
         }
 
     # --- what follows from the facts
@@ -229,7 +229,7 @@ class Coordinator:
             return self.saves.found_committed(event.save)
         return self.saves.voted(node, event.save, event.problem, now)
 
-    def _load_asked(self, node: str, event: ev.LoadAsked, now: float) -> list[Action]:
+    def _load_asked(self, node: str, event: ev.LoadsAsked, now: float) -> list[Action]:
         answered = self._missed.asked(node, event)
         if answered is not None:
             return answered

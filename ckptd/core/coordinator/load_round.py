@@ -1,13 +1,11 @@
 """One load as its coordinator knows it: its callers, what was ordered, what is damaged, its readers. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ckptd.core import events as ev
 from ckptd.core.actions import ToNode
 from ckptd.shared.base.ids import NO_RUN, RunId, SaveId
 from ckptd.shared.protocol.messages import Tier
-from ckptd.shared.protocol.read_groups import MAX_EXCHANGES, ExchangeAddress
 
 WHERE = {
     Tier.ARENA: "in memory",
@@ -25,7 +23,6 @@ class Round:
     step: int | None
     run: RunId | None  # of which alone a checkpoint is taken
     asked: set[int] = field(default_factory=set)
-    exchanges: dict[int, ExchangeAddress] = field(default_factory=dict)  # by rank
     scan: ev.StoreScanned | None = None
     incarnation: int | None = None
     drawn: RunId = NO_RUN  # with the number
@@ -34,6 +31,7 @@ class Round:
     ordered: float = 0.0  # when the ranks were sent to read the choice
     reported: set[int] = field(default_factory=set)
     failed: bool = False
+    attempts: int = 0  # times that the ranks were sent to read
     given_up: set[SaveId] = field(default_factory=set)  # drains that the load waited for and that failed
     notes: list[str] = field(default_factory=list)
     damaged: set[tuple[SaveId, Tier, int]] = field(default_factory=set)
@@ -62,32 +60,23 @@ class Round:
             self.damaged.discard((event.save, Tier.ARENA, event.rank))
             self.moved[event.save, event.rank, node] = event.tier
 
-    def read(self, event: ev.LoadReported, home: str) -> None:
-        """A rank of this node read its bytes, or could not."""
-        self.reported.add(event.rank)
-        whole = self.order is not None and self.order.whole
-        note = f"{event.save}, {'read by ' if whole else ''}rank {event.rank}, {WHERE[event.tier]}: {event.problem}"
-        if event.reshape and event.tier is not Tier.PFS:  # there it had all images
-            (self.reshaped if not whole else self.spread if self.in_part else self.unwhole).add(event.save)
-        elif not event.problem:
-            return
-        elif whole:
-            self.unwhole.add(event.save)
-            self.notes.append(note)
-        else:
-            self.damaged.add((event.save, event.tier, event.rank))
-            if event.tier is not Tier.PFS:  # whichever way it came, it lies at the rank's node now
-                self.damaged.add((event.save, Tier.ARENA, event.rank))
-                self.moved.pop((event.save, event.rank, home), None)
-            self.notes.append(note)
+    def could_not_read(self, save: SaveId, failure: ev.LoadFailure, home: str) -> None:
+        """A rank of this node could not read its bytes, or needs those of other ranks too."""
+        rank, tier, whole = failure.rank, failure.tier, self.order is not None and self.order.whole
         self.failed = True
+        if failure.cause is ev.Cause.RESHAPE:
+            (self.reshaped if not whole else self.spread if self.in_part else self.unwhole).add(save)
+            return
+        self.notes.append(f"{save}, {'read by ' if whole else ''}rank {rank}, {WHERE[tier]}: {failure.problem}")
+        if whole:
+            self.unwhole.add(save)
+            return
+        self.damaged.add((save, tier, rank))
+        if tier is not Tier.PFS:  # whichever way it came, it lies at the rank's node now
+            self.damaged.add((save, Tier.ARENA, rank))
+            self.moved.pop((save, rank, home), None)
 
     def farthest(self, save: SaveId, node: str) -> Tier:
         """The farthest way that anything came to the node."""
         came = {tier for (moved, _, where), tier in self.moved.items() if (moved, where) == (save, node)}
         return next((tier for tier in (Tier.REBUILT, Tier.PEER) if tier in came), Tier.ARENA)
-
-    def exchanges_of(self, tiers: Sequence[Tier]) -> tuple[tuple[int, ExchangeAddress], ...]:
-        """Of the nodes that are sent to the store."""
-        found = [(rank, exchange) for rank, exchange in sorted(self.exchanges.items()) if tiers[rank] is Tier.PFS]
-        return tuple(found) if 1 < len(found) <= MAX_EXCHANGES else ()

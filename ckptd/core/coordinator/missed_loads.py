@@ -24,15 +24,15 @@ class MissedLoads:
         """The rank's daemon ended before it received the end of the load that was agreed."""
         self._ranks.add(rank)
 
-    def asked(self, node: str, event: ev.LoadAsked) -> list[Action] | None:
-        """The answer to a rank whose load has ended already; None: it asks for a new one."""
-        if not event.request and node in self._told:
+    def asked(self, node: str, event: ev.LoadsAsked) -> list[Action] | None:
+        """The answer to ranks whose load has ended already; None: they ask for a new one."""
+        if event.again and node in self._told:
             return []  # it was answered before it was said again
         agreed = self._facts.restore.agreed
-        if event.rank in self._ranks and agreed is not None:
-            self._ranks.discard(event.rank)
+        if self._ranks.intersection(event.ranks) and agreed is not None:
+            self._ranks.difference_update(event.ranks)
             return [ToNode(job=event.job, node=node, message=agreed)]
-        self._asked_here |= event.request > 0
+        self._asked_here |= not event.again
         return None
 
     def ended_before(self, event: ev.NodeHas) -> ev.LoadOrdered | None:

@@ -27,6 +27,7 @@ from ckptd.core.coordinator.save_record import few
 from ckptd.core.coordinator.strangers import Strangers
 from ckptd.shared.base.ids import RunId, SaveId
 from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.protocol.tier_runs import Tiers
 
 
 class Restores:
@@ -63,8 +64,8 @@ class Restores:
         """Whether the load still waits for its incarnation number."""
         return self._round is not None and self._round.incarnation is None
 
-    def asked(self, node: str, event: ev.LoadAsked, take: TakeIncarnation, now: float) -> list[Action]:
-        """A rank wants to restore. take: asks for the number with which the job continues.
+    def asked(self, node: str, event: ev.LoadsAsked, take: TakeIncarnation, now: float) -> list[Action]:
+        """Ranks of a node want to restore. take: asks for the number with which the job continues.
 
         The store is scanned only once the number's record is there: a commit that the scan misses finds the record.
         """
@@ -76,12 +77,10 @@ class Restores:
         if (event.step, event.run) != (self._round.step, self._round.run):
             text = f"ranks ask for different steps: {self._round.step} and {event.step}"
             return self._refuse("usage", text, "call load with the same step and run on all ranks")
-        if event.exchange is not None:
-            self._round.exchanges[event.rank] = event.exchange
         if self._round.order is not None and self._round.choice is not None:  # the answer, or its daemon, was lost
-            self._round.reported.discard(event.rank)
+            self._round.reported.difference_update(event.ranks)
             return [ToNode(job=self._job, node=node, message=self._round.order)]
-        self._round.asked.add(event.rank)
+        self._round.asked.update(event.ranks)
         return [*actions, *self._choose_when_ready(now)]
 
     def scanned(self, event: ev.StoreScanned, now: float) -> list[Action]:
@@ -314,11 +313,10 @@ class Restores:
         )
 
     def _order(self, r: Round, save: SaveId, tiers: list[Tier], *, whole: bool = False) -> Action:
-        r.choice, r.reported, r.failed = save, set(), False
+        r.choice, r.reported, r.failed, r.attempts = save, set(), False, r.attempts + 1
         dirname = self._saves.on_store[save].dirname if save in self._saves.on_store else ""
-        exchanges = () if whole else r.exchanges_of(tiers)
         r.order = self._ordered(
-            r, r.notes, save=save, tiers=tuple(tiers), whole=whole, dirname=dirname, exchanges=exchanges
+            r, r.notes, save=save, tiers=Tiers.of(tiers), whole=whole, dirname=dirname, attempt=r.attempts
         )
         return ToNode(job=self._job, message=r.order)
 
@@ -331,16 +329,18 @@ class Restores:
         self._round = None
         return [ToNode(job=self._job, message=order)]
 
-    def reported(self, event: ev.LoadReported, now: float) -> list[Action]:
-        """A rank read its bytes, or could not."""
+    def reported(self, event: ev.LoadsReported, now: float) -> list[Action]:
+        """Ranks of a node read their bytes, or could not."""
         r = self._round
         if r is None or event.save != r.choice:
             text = self._ended or f"the load of {event.save} is over"
-            refusal = ev.LoadRefused(job=self._job, node=self._node, code="restore", message=text, rank=event.rank)
-            return [ToNode(job=self._job, message=refusal)]
-        if event.fatal:
-            return self._refuse("mismatch", f"rank {event.rank}, {event.save}: {event.problem}", "")
-        r.read(event, self._routes.home(event.rank))
+            refusal = ev.LoadRefused(job=self._job, node=self._node, code="restore", message=text)
+            return [ToNode(job=self._job, message=replace(refusal, rank=rank)) for rank in event.ranks]
+        for failure in event.failures:
+            if failure.cause is ev.Cause.MISFIT:
+                return self._refuse("mismatch", f"rank {failure.rank}, {event.save}: {failure.problem}", "")
+            r.could_not_read(event.save, failure, self._routes.home(failure.rank))
+        r.reported.update(event.ranks)
         if len(r.reported) < self._world_size:
             return []
         if r.failed:

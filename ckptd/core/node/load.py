@@ -2,31 +2,33 @@
 
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from ckptd.core import events as ev
 from ckptd.core.actions import Action
+from ckptd.core.node.load_reports import LoadReports
 from ckptd.core.node.ranks import LocalRank, LocalRanks
+from ckptd.core.node.readers import Readers, read_name
 from ckptd.core.node.slots import Slot, SlotTable
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.protocol.messages import LoadFrom, Tier
-from ckptd.shared.protocol.read_groups import participants
 
 
 class LoadAnswers:
     """``report`` makes the action that sends to the coordinator."""
 
-    def __init__(self, job: JobKey, ranks: LocalRanks, slots: SlotTable, report: Callable[[ev.Fact], Action]) -> None:
+    def __init__(
+        self,
+        job: JobKey,
+        ranks: LocalRanks,
+        slots: SlotTable,
+        report: Callable[[ev.Fact], Action],
+        readers: Readers,
+    ) -> None:
         self._job = job
+        self._readers = readers
         self._ranks = ranks
         self._slots = slots
-        self._report = report
+        self.reports = LoadReports(job, ranks, report)
         self.save: SaveId | None = None  # being loaded, so its slots stay
-
-    def unanswered(self) -> list[ev.LoadAsked]:
-        """What ranks wait for, to be asked again of a coordinator that may not have received it."""
-        waiting = [r for r in self._ranks.admitted.values() if r.load_request is not None and r.load_order is None]
-        return [replace(r.load_asked, request=0) for r in waiting if r.load_asked is not None]
 
     def unreadable(self, save: SaveId) -> list[Action]:
         """Some slot of the save cannot be read: a rank that waits for its digests finds out by trying."""
@@ -45,11 +47,12 @@ class LoadAnswers:
             return []
         local.load_request = event.request
         local.load_asked = event if isinstance(event, ev.LoadAsked) else local.load_asked
-        return [self._report(event)]
+        return self.reports.said(event)
 
     def ordered(self, order: ev.LoadOrdered) -> list[Action]:
         """The coordinator sends the ranks to read, or says that all have."""
         self.save = None if order.agreed else order.save
+        self._readers.ordered(order)
         for local in self._ranks.admitted.values():
             local.load_order = order if local.load_request is not None else None
         return self.answer()
@@ -66,7 +69,7 @@ class LoadAnswers:
         return actions
 
     def _slots_to_read(self, rank: int, order: ev.LoadOrdered) -> list[Slot]:
-        if order.save is None or order.agreed or not order.tiers or order.tiers[rank] is Tier.PFS:
+        if order.save is None or order.agreed or order.tiers.of_rank(rank) is Tier.PFS:
             return []
         slots = self._slots.holding(order.save)
         return slots if order.whole else [slot for slot in slots if slot.rank == rank][:1]
@@ -74,19 +77,17 @@ class LoadAnswers:
     def _answer_one(self, local: LocalRank, order: ev.LoadOrdered, slot: str) -> list[Action]:
         request, local.load_request = local.load_request, None
         alone = order.save is None or order.agreed or bool(slot)
-        exchanges, own = ([], -1) if alone else participants(order.exchanges, list(self._ranks.admitted))
         answer = LoadFrom(
             reply_to=request or 0,
             incarnation=order.incarnation,
             run=order.run,
             save=order.save,
-            tier=order.tiers[local.rank] if slot else Tier.PFS,
+            tier=order.tiers.of_rank(local.rank) if slot else Tier.PFS,
             whole=order.whole and bool(slot),
             slot=slot,
             path=self._path(order),
             readers=[] if alone else sorted(r for r in self._ranks.admitted if not self._slots_to_read(r, order)),
-            exchanges=exchanges,
-            own_exchange=own,
+            read=read_name(order) if not alone and self._readers.others_read(order) else "",
             agreed=order.agreed,
             notes=list(order.notes),
         )

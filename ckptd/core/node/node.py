@@ -20,6 +20,7 @@ from ckptd.core.node.membership import Membership
 from ckptd.core.node.parity import OwnDataColumn, Protection
 from ckptd.core.node.parity_share import ParityShare
 from ckptd.core.node.ranks import LocalRank, LocalRanks
+from ckptd.core.node.readers import Readers
 from ckptd.core.node.slot_retention import SlotRetention
 from ckptd.core.node.slots import Slot, SlotTable
 from ckptd.core.node.standing import LeftAlone, Standing
@@ -53,7 +54,8 @@ class JobNode:
         self.drain = DrainShare(job, self.slots, self.membership, parity)
         self.succession = Succession(job, node, self.membership, self.drain, self.ranks)
         self.answers = PeerAnswers(job, node, self.slots, self.protection)
-        self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report)
+        self.readers = Readers(job, node, self.ranks, self.membership)
+        self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report, self.readers)
         self._client_started = policy.client_started
         self._alone = LeftAlone(policy)
         self.notice = Notice(job)
@@ -107,6 +109,7 @@ class JobNode:
             ev.SlotAdopted: (self._adopted,),
             **dict.fromkeys((ev.SaveSkipped, ev.DrainAsked, ev.PreemptAsked), (ranks.taken_over, self._reported)),
             **dict.fromkeys((ev.LoadAsked, ev.LoadReported), (self.loads.word,)),
+            ev.PlaceAsked: (self.readers.asked,),
             ev.DigestsSealed: (self._digested,),
             ev.DigestsFailed: (self._unreadable,),
             ev.DrainMoved: (drain.moved,),
@@ -120,18 +123,28 @@ class JobNode:
             ev.Encoded: (protection.encoded, drain.encoded),
             ev.StepsRead: (lambda event: [membership.report(self.notice.heard(event))],),
             ev.SegmentFetched: (self._fetched, self.collect),
-            ev.PeerUp: (self._peer_up, membership.peer_up, self.fetching.peer_up, protection.peer_up),
-            ev.PeerDown: (self.fetching.peer_down, protection.peer_down, self._peer_down),
+            **self._of_nodes(),
             ev.SessionOpened: (self._opened,),
             ev.SessionRefused: (ranks.refused,),
             ev.SessionWaits: (ranks.session_waits,),
             ev.SessionAnnounced: (membership.session_announced,),
             ev.CommitFinished: (self.succession.durable,),
+        }
+
+    def _of_nodes(self) -> Handlers:
+        """Which nodes answer, and what they ask of this one without the coordinator."""
+        protection = self.protection
+        linked = (self.membership, self.fetching, protection, self.readers)
+        return {
+            ev.PeerUp: (self._peer_up, *(part.peer_up for part in linked)),
+            ev.PeerDown: (*(part.peer_down for part in linked), self._peer_down),
             ev.ColumnOffered: (protection.offered,),
             ev.SealAsked: (self.answers.seal_asked,),
             ev.ChunkRequested: (self.answers.chunk_requested,),
             ev.SealTold: (self.fetching.sealed,),
             ev.ChunkReported: (self.fetching.described,),
+            ev.ExchangeAsked: (self.readers.exchange_asked,),
+            ev.ExchangeTold: (self.readers.exchange_told,),
         }
 
     def _orders(self) -> Handlers:
@@ -218,7 +231,7 @@ class JobNode:
         )
         again = self.ranks.again(self.incarnation, self.standing.run, self.standing.sessions_store)
         awaited = self.ranks.slots_awaited(repeat=True)
-        facts: list[ev.Fact] = [*self.ranks.live.values(), has, *awaited, *again, *self.loads.unanswered()]
+        facts: list[ev.Fact] = [*self.ranks.live.values(), has, *awaited, *again, *self.loads.reports.repeat()]
         self.membership.told(self.coordinator)
         return [self.membership.report(fact) for fact in facts]
 
@@ -407,13 +420,13 @@ class JobNode:
         """When tick has something to do."""
         attended = self.coordinator == self.node or self._peopled
         alone = None if attended else self._alone.until(held=self._holds)
-        return min(
-            (t for t in (alone, self.foreign.until, self.fetching.next_deadline()) if t is not None), default=None
-        )
+        parts = (self.fetching, self.readers, self.loads.reports)
+        times = [alone, self.foreign.until, *(part.next_deadline() for part in parts)]
+        return min((t for t in times if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
         """Gives up what lies here when no rank lives here and no coordinator has spoken for orphan_ttl_s."""
-        actions = self.fetching.tick(now)
+        actions = [*self.fetching.tick(now), *self.readers.tick(now), *self.loads.reports.tick(now)]
         if runs := self.foreign.too_old(now):
             actions += self._give_up_foreign(runs)
         if self.coordinator == self.node or self._peopled:

@@ -26,6 +26,11 @@ class LocalRank:
     load_order: ev.LoadOrdered | None = None  # the answer, kept back until the slot's digests are taken
 
     @property
+    def waits_for_load(self) -> bool:
+        """Whether it waits for a word of the coordinator about a load."""
+        return self.load_request is not None and self.load_order is None
+
+    @property
     def rank(self) -> int:
         """Its number."""
         return self.attached.rank

@@ -99,7 +99,7 @@ class Connection:
         self._watch.__exit__(None, None, None)
         self._socket.close()
 
-    def ask(self, job: JobKey, save: SaveId, epoch: int, ranges: Sequence[wire.Range]) -> None:
+    def ask(self, job: JobKey, save: SaveId, epoch: int, ranges: Sequence[wire.Range], *, said: bytes = b"") -> None:
         """Sends for ranges. They must all be received, in order, before or after the next ask.
 
         A checked range takes one receive; any other as many as it likes, none of which goes beyond its end.
@@ -107,7 +107,7 @@ class Connection:
         for start in range(0, len(ranges), wire.MAX_RANGES):
             part = list(ranges[start : start + wire.MAX_RANGES])
             try:
-                body = wire.encode_ask(wire.Ask(job, save, epoch, part))
+                body = wire.encode_ask(wire.Ask(job, save, epoch, part, said))
                 sockets.send(self._socket, wire.LENGTH.pack(len(body)), body, marks.mark(self._asks, marks.ASK, body))
             except OSError as error:
                 raise self._failed(error) from None

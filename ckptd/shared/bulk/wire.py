@@ -56,12 +56,13 @@ class Range(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Ask(msgspec.Struct, array_like=True, frozen=True):
-    """Ranges of one save. epoch says which parity of it is meant."""
+    """Ranges of one save. epoch says which parity of it is meant; said: what the asker reports."""
 
     job: JobKey
     save: SaveId
     epoch: Incarnation
     ranges: Annotated[list[Range], msgspec.Meta(max_length=MAX_RANGES)]
+    said: Annotated[bytes, msgspec.Meta(max_length=MAX_ASK_NBYTES)] = b""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -28,12 +28,12 @@ from ckptd.shared.base.ids import (
 from ckptd.shared.format.replica_attestations import Where
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.publication import Draft, Publication
-from ckptd.shared.protocol.read_groups import ExchangeAddress
+from ckptd.shared.protocol.read_tree import MAX_READERS, ExchangeAddress
 from ckptd.shared.protocol.status import CheckpointStatus, Status
 from ckptd.shared.protocol.topology import Peer, Topology
 from ckptd.shared.protocol.versions import Release, refuse_foreign, tags
 
-VERSION = 6
+VERSION = 7
 MAX_MESSAGE_NBYTES = 1 << 20
 MAX_CAPACITY = 1 << 46
 
@@ -42,6 +42,7 @@ Seq = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 MAX_LATE_CHARS = 512
 LateText = Annotated[str, msgspec.Meta(max_length=MAX_LATE_CHARS)]
+ReadName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}\Z")]
 
 
 class Milestone(enum.StrEnum):
@@ -173,13 +174,23 @@ class AskPublish(_Request, frozen=True, kw_only=True):
 
 
 class AskLoad(_Request, frozen=True, kw_only=True):
-    """All ranks of the job ask together; step None is the newest. ``exchange``: where this rank serves other nodes.
+    """All ranks of the job ask together; step None is the newest.
 
     ``run``: of this run alone, though another one may have its number; None: of the job's own line of runs.
     """
 
     step: Step | None = None
     run: RunId | None = None
+
+
+class AskPlace(_Request, frozen=True, kw_only=True):
+    """This node's place among the nodes that read one checkpoint on the store together, and its parent's address.
+
+    ``read`` names the read, the same on all nodes: ``LoadFrom.read``, or, of all nodes of the job, another text.
+    ``exchange``: where this rank serves other nodes; None: it cannot.
+    """
+
+    read: ReadName
     exchange: ExchangeAddress | None = None
 
 
@@ -221,8 +232,8 @@ class Detach(_Request, frozen=True, kw_only=True):
 
 
 Request = (
-    Attach | AskNode | AskSlots | HandOver | Skip | AskDrain | AskPreempt | AskPublish | AskLoad | ReportLoad | AskSteps
-    | AskStatus | AskStop | AskForget | Detach
+    Attach | AskNode | AskSlots | HandOver | Skip | AskDrain | AskPreempt | AskPublish | AskLoad | ReportLoad | AskPlace
+    | AskSteps | AskStatus | AskStop | AskForget | Detach
 )  # fmt: skip
 
 
@@ -334,10 +345,20 @@ class LoadFrom(_Reply, frozen=True, kw_only=True):
     whole: bool = False  # the slots of all ranks that saved it lie beside that one, which may be another rank's
     path: str = ""  # absolute, on the PFS
     readers: list[int] = []  # the ranks of this node that are sent there, when this one is
-    exchanges: list[ExchangeAddress] = []  # of the nodes that read there together, when there are several
-    own_exchange: int = -1  # index of this node among them
+    read: str = ""  # names this read to ``AskPlace``; empty: no other node is sent there
     agreed: bool = False
     notes: list[str] = []
+
+
+class PlaceKnown(_Reply, frozen=True, kw_only=True):
+    """Answer to AskPlace: the number of this node among ``count``. ``parent``: None for the first, or if it is silent.
+
+    ``count`` 0: no other node reads.
+    """
+
+    number: Annotated[int, msgspec.Meta(ge=0, lt=MAX_READERS)] = 0
+    count: Annotated[int, msgspec.Meta(ge=0, le=MAX_READERS)] = 0
+    parent: ExchangeAddress | None = None
 
 
 class Steps(_Reply, frozen=True, kw_only=True):
@@ -360,8 +381,8 @@ class Forgotten(_Reply, frozen=True, kw_only=True):
 
 
 Reply = (
-    Done | Refused | Attached | NodeInfo | SlotGranted | SlotsRefused | Progress | Notice | LoadFrom | Steps
-    | SlotsComing | StatusReply | Forgotten
+    Done | Refused | Attached | NodeInfo | SlotGranted | SlotsRefused | Progress | Notice | LoadFrom | PlaceKnown
+    | Steps | SlotsComing | StatusReply | Forgotten
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

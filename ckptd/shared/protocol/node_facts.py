@@ -3,6 +3,7 @@
 A fact travels in a ``Report``, or happens on the coordinator's own node. The core knows it as an event.
 """
 
+import enum
 from typing import Annotated
 
 import msgspec
@@ -28,7 +29,6 @@ from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.messages import Cadence, LateText, Seq, SlotName, Tier
 from ckptd.shared.protocol.parity_types import Member
-from ckptd.shared.protocol.read_groups import ExchangeAddress
 from ckptd.shared.protocol.topology import MAX_NODES, Peer, Topology
 
 MAX_TEXT_CHARS = 1 << 16
@@ -166,22 +166,51 @@ class SlotsAwaited(Event, frozen=True, kw_only=True, tag="slots-awaited"):
     ranks: Ranks = ()
 
 
-class LoadAsked(FromRank, frozen=True, kw_only=True, tag="load-asked"):
-    """A rank wants to restore; step None is the newest. ``run``: of this run alone; None: of the job's own line."""
+class LoadsAsked(FromRank, frozen=True, kw_only=True, tag="loads-asked"):
+    """Ranks of the sender's node want to restore, ``rank`` and these; step None is the newest.
 
+    ``run``: of this run alone; None: of the job's own line. ``again``: they asked before, and wait.
+    """
+
+    others: Ranks = ()
     step: Step | None = None
     run: RunId | None = None
-    exchange: ExchangeAddress | None = None
+    again: bool = False
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """All of them."""
+        return (self.rank, *self.others)
 
 
-class LoadReported(FromRank, frozen=True, kw_only=True, tag="load-reported"):
-    """A rank read, or could not read, what it was pointed to."""
+class Cause(enum.StrEnum):
+    """Why a rank could not load what it was sent to."""
 
-    save: SaveId
+    DAMAGED = "damaged"  # another copy, or an older checkpoint, may do
+    MISFIT = "misfit"  # no other checkpoint would do better
+    RESHAPE = "reshape"  # nothing is wrong with it, but this rank needs other ranks' images too
+
+
+class LoadFailure(msgspec.Struct, frozen=True, array_like=True):
+    """Why a rank could not read what it was sent to."""
+
+    rank: Rank
     tier: Tier
-    problem: Text = ""
-    fatal: bool = False  # no other checkpoint would do better
-    reshape: bool = False  # nothing is wrong with it, but this rank needs other ranks' images too
+    cause: Cause
+    problem: Text
+
+
+class LoadsReported(FromRank, frozen=True, kw_only=True, tag="loads-reported"):
+    """Ranks of the sender's node, ``rank`` and these, read what they were sent to, but for the failures."""
+
+    others: Ranks = ()
+    save: SaveId
+    failures: Annotated[tuple[LoadFailure, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """All of them."""
+        return (self.rank, *self.others)
 
 
 class SegmentReleased(Event, frozen=True, kw_only=True, tag="segment-released"):
@@ -287,6 +316,6 @@ class FormerNodeReported(Event, frozen=True, kw_only=True, tag="former-node-repo
 # All that a peer can say of itself: a Report of anything else is refused.
 Fact = (
     RankFound | RankAttached | RankGone | RankDetached | SegmentStaged | SaveSkipped | DrainAsked | PreemptAsked
-    | StepsRead | SlotsAwaited | LoadAsked | LoadReported | SegmentReleased | SegmentFetched | Encoded | Drained
+    | StepsRead | SlotsAwaited | LoadsAsked | LoadsReported | SegmentReleased | SegmentFetched | Encoded | Drained
     | VoteWritten | NodeHas | JoinRequested | FormerNodeReported
 )  # fmt: skip

@@ -4,6 +4,8 @@ The names on the wire are the tags and the field names written here. A class may
 unless ``packets.VERSION`` is raised. ``make golden-wire`` writes the golden bytes again.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from ckptd.shared.base.decoding import MALFORMED, decoded
@@ -15,10 +17,12 @@ from ckptd.shared.protocol.node_facts import Fact, NodeMessage
 from ckptd.shared.protocol.node_orders import *  # noqa: F403
 from ckptd.shared.protocol.node_orders import Order
 from ckptd.shared.protocol.parity_types import DataColumn, ParityChunk
+from ckptd.shared.protocol.read_tree import ExchangeAddress
 from ckptd.shared.protocol.topology import Topology
 from ckptd.shared.protocol.versions import refuse_unknown, tag_in_map, tags
 
 MAX_MESSAGE_NBYTES = (8 << 20) - 64
+AnyRead = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:/-]{1,256}\Z")]  # session and name of a read
 
 
 class Report(NodeMessage, frozen=True, kw_only=True, tag="report"):
@@ -81,6 +85,19 @@ class ChunkReported(NodeMessage, frozen=True, kw_only=True, tag="chunk-reported"
     chunk: ParityChunk | None
 
 
+class ExchangeAsked(NodeMessage, frozen=True, kw_only=True, tag="exchange-asked"):
+    """Where the receiver's ranks serve the nodes that take part in this read."""
+
+    read: AnyRead
+
+
+class ExchangeTold(NodeMessage, frozen=True, kw_only=True, tag="exchange-told"):
+    """None: its ranks do not read, or serve nobody."""
+
+    read: AnyRead
+    address: ExchangeAddress | None
+
+
 Message = (
     Report
     | Order
@@ -91,6 +108,8 @@ Message = (
     | SealTold
     | ChunkRequested
     | ChunkReported
+    | ExchangeAsked
+    | ExchangeTold
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -31,7 +31,7 @@ from ckptd.shared.protocol.node_facts import (
     Texts,
 )
 from ckptd.shared.protocol.parity_types import Member
-from ckptd.shared.protocol.read_groups import MAX_EXCHANGES, ExchangeAddress
+from ckptd.shared.protocol.tier_runs import Tiers
 from ckptd.shared.protocol.topology import Topology
 
 
@@ -171,12 +171,10 @@ class LoadOrdered(NodeMessage, frozen=True, kw_only=True, tag="load-ordered"):
     incarnation: Incarnation
     run: RunId = NO_RUN  # drawn with that incarnation
     save: SaveId | None = None
-    # By rank: all but pfs read a slot of their node.
-    tiers: Annotated[tuple[Tier, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    tiers: Tiers = Tiers()  # all but pfs read a slot of their node
     whole: bool = False  # all ranks' slots lie at each node, and each rank reads what it needs of them
     dirname: AnyDirname = ""
-    # By rank, of the nodes that are sent to the store.
-    exchanges: Annotated[tuple[tuple[Rank, ExchangeAddress], ...], msgspec.Meta(max_length=MAX_EXCHANGES)] = ()
+    attempt: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] = 0  # the ranks were sent to read so often in this load
     agreed: bool = False
     notes: Texts = ()
 

@@ -56,12 +56,9 @@ class Topology(msgspec.Struct, frozen=True, array_like=True):
         """The node where the rank runs."""
         return self.peers[self.homes[rank]].node
 
-    def exchange_host(self, rank: int) -> str:
-        """The host at which other nodes reach the rank's node, if the rank represents its node; else empty."""
-        home = self.homes[rank]
-        if len(self.peers) == 1 or self.homes.index(home) != rank:
-            return ""
-        return self.peers[home].endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    def host_of(self, rank: int) -> str:
+        """The host at which other nodes reach the rank's node."""
+        return self.peers[self.homes[rank]].endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
     def by_node(self) -> dict[str, tuple[int, ...]]:
         """Ranks of every node."""

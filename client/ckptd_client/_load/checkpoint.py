@@ -55,6 +55,7 @@ class Checkpoint:
         self.save = save
         self.tier = tier
         self.notes = notes
+        self.participants: Participants | None = None  # that read it together; None: this rank alone
         self._sources = sources
         self._open = opener
         self._records = records
@@ -134,13 +135,14 @@ class Checkpoint:
         return None
 
     def read_all(self, targets: Mapping[int, list[Target]], participants: Participants | None = None) -> None:
-        """Fills the targets, by rank of the image, as read does. participants: of a cooperative read of the same files.
+        """Fills the targets, by rank of the image, as read does. participants: in place of its own.
 
         Raises DamagedError, OSError.
         """
+        participants = participants or self.participants
         if participants is not None and self._records:
             return copy_out_together(self._open, targets, self._records, participants, self._integrity)
-        for rank, wanted in targets.items():
+        for rank, wanted in sorted(targets.items()):
             self.read(rank, wanted)
         return None
 

@@ -35,8 +35,7 @@ from ckptd_client._load.reader import (
     read_records,
 )
 from ckptd_client._load.saved_names import OtherRanksNeededError, Saves, saves_of
-from ckptd_client._load.shared_read.participants import Participants, participants_of_order, peer_exchange
-from ckptd_client._load.shared_read.peer_exchange import PeerExchange
+from ckptd_client._load.shared_read.participants import Ask, Participants, participants_of_order
 from ckptd_client._load.shared_read.read import copy_out_together
 from ckptd_client._local.rank import Group
 from ckptd_client._state.naming import NOTHING_NAMED, Named
@@ -67,27 +66,27 @@ def load(
     link: Link, state: dict[str, Any], step: int | None, run: RunId | None = None, *, strict: bool = True
 ) -> tuple[LoadFrom, Segment | None]:
     """Runs the load to its end; None if there is nothing to restore. Raises RestoreError, MismatchError."""
-    with peer_exchange(link) as exchange:
-        return _agree(link, (step, run), lambda order: _read(link, state, order, exchange, strict=strict), exchange)
+    return _agree(link, (step, run), lambda order: _read(link, state, order, strict=strict))
 
 
-def find(link: Link, step: int | None) -> tuple[LoadFrom, Checkpoint | None]:
-    """Agrees with all ranks on a checkpoint of which each can read every layout. Reads no data yet."""
-    return _agree(link, (step, None), lambda order: _find(link, order))
+def find(link: Link, step: int | None, ask: Ask) -> tuple[LoadFrom, Checkpoint | None]:
+    """Agrees with all ranks on a checkpoint of which each can read every layout. Reads no data yet.
+
+    ask: as Link.ask, for its reader.
+    """
+    return _agree(link, (step, None), lambda order: _find(link, order, ask))
 
 
 def _agree(
     link: Link,
     wanted: tuple[int | None, RunId | None],
     read: Callable[[LoadFrom], T],
-    exchange: PeerExchange | None = None,
 ) -> tuple[LoadFrom, T | None]:
     """Runs the load, again if the daemon ends. Rank 0 logs why nothing was restored. Raises what _run does."""
     step, run = wanted
-    address = exchange.address if exchange is not None else None
     for left in reversed(range(_TRIES)):
         try:
-            order, found = _run(link, lambda seq: AskLoad(seq=seq, step=step, run=run, exchange=address), read)
+            order, found = _run(link, lambda seq: AskLoad(seq=seq, step=step, run=run), read)
         except ChannelLostError:
             if not left:
                 raise
@@ -174,9 +173,7 @@ def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
         raise
 
 
-def _read(
-    link: Link, state: dict[str, Any], order: LoadFrom, exchange: PeerExchange | None, *, strict: bool
-) -> Segment:
+def _read(link: Link, state: dict[str, Any], order: LoadFrom, *, strict: bool) -> Segment:
     assert order.save is not None  # noqa: S101 - the caller has checked
     if order.whole:
         return _read_whole(link, state, order, order.save, strict=strict)
@@ -185,7 +182,7 @@ def _read(
     if not order.path:
         raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
     group = link.group
-    participants = participants_of_order(link, order, order.save, exchange)
+    participants = participants_of_order(link, order, order.save, link.ask)
     fitted, nbytes, notes = read_checkpoint(
         order.path,
         state,
@@ -200,13 +197,15 @@ def _read(
     return Segment(order.save, order.tier, fitted, nbytes, notes)
 
 
-def _find(link: Link, order: LoadFrom) -> Checkpoint:
+def _find(link: Link, order: LoadFrom, ask: Ask) -> Checkpoint:
     assert order.save is not None  # noqa: S101 - the caller has checked
     if order.tier is not Tier.PFS:
         return _open_arena(link, order, order.save)
     if not order.path:
         raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
-    return open_directory(order.path, order.save, link.settings.integrity)
+    found = open_directory(order.path, order.save, link.settings.integrity)
+    found.participants = participants_of_order(link, order, order.save, ask)
+    return found
 
 
 def _open_arena(link: Link, order: LoadFrom, save: SaveId, *, complete: bool = True) -> Checkpoint:

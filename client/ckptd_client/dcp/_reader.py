@@ -196,8 +196,7 @@ class CkptdReader(StorageReader):
                 fills.append(one)
                 targets.setdefault(one.rank, []).extend(one.targets)
         try:
-            for rank, wanted in sorted(targets.items()):
-                checkpoint.read(rank, wanted)
+            checkpoint.read_all(targets)
             taken = taken_of(lowest, {name: content.boxes[name].values() for name in lowest}, _Named())
             self._say(notes_of(taken, checkpoint.attestations), self._group.rank)
         finally:

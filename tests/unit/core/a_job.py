@@ -3,6 +3,7 @@
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.jobs import Catalogue
+from ckptd.core.node.load_reports import HOLD_S
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import NO_RUN, JobKey, SaveId
 from ckptd.shared.protocol.messages import Cadence, Progress, Reply, Tier
@@ -45,6 +46,11 @@ class AJob:
         assert due is None or due > self.now, "the loop would spin"
         self.catalogue.check()
         return done
+
+    def hold(self) -> None:
+        """Time passes until the node reports what some of its ranks say in a load while others do not."""
+        self.tick()
+        self.tick(HOLD_S)
 
     def request(self) -> int:
         self.seq += 1

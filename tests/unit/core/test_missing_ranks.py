@@ -275,6 +275,7 @@ def test_a_load_that_some_ranks_do_not_call_names_them_once_to_the_lowest_that_d
     job = AJob(world=4).start()
     job.ask_load(1)
     job.ask_load(3)
+    job.hold()
     job.tick(4.9)
     assert load_notices(job, 1) == []
     job.tick(0.2)

@@ -306,6 +306,7 @@ def test_a_load_does_not_wait_for_a_drain_that_an_older_life_forbids():
 def test_a_rank_that_never_asks_ends_the_load():
     job = AJob(world=2).start()
     seq = job.ask_load(0)
+    job.hold()
     job.number(2)
     job.scan()
     job.tick(301)
@@ -339,6 +340,7 @@ def test_a_rank_that_still_reads_when_anothers_state_does_not_fit_is_answered():
     first = job.report(0, ONE, Tier.ARENA, "shapes differ", fatal=True)
     last = job.report(1, ONE, Tier.ARENA)
     assert job.answer(first).code == "mismatch"
+    job.hold()
     assert isinstance(job.answer(last), Refused)
     assert "shapes differ" in job.answer(last).message
 
@@ -346,9 +348,12 @@ def test_a_rank_that_still_reads_when_anothers_state_does_not_fit_is_answered():
 def test_a_rank_that_asks_again_in_the_middle_is_sent_to_read_again_before_any_rank_learns_of_agreement():
     job, _ = a_load(staged=(ONE,))
     job.report(1, ONE, Tier.ARENA)
+    job.hold()
     again = job.ask_load(1)
+    job.hold()
     assert (job.answer(again).save, job.answer(again).agreed) == (ONE, False)
     waiting = job.report(0, ONE, Tier.ARENA)
+    job.hold()
     assert job.answer(waiting) is None
     last = job.report(1, ONE, Tier.ARENA)
     for seq in (waiting, last):
@@ -433,6 +438,7 @@ def test_a_load_after_a_rank_left_is_refused_at_once():
 def test_a_rank_that_never_reports_ends_the_load_and_is_named():
     job, _ = a_load(staged=(ONE,), world=3)
     waiting = job.report(1, ONE, Tier.ARENA)
+    job.hold()
     job.tick(3599)
     assert job.answer(waiting) is None
     job.tick(2)
@@ -445,8 +451,10 @@ def test_a_rank_that_never_reports_ends_the_load_and_is_named():
 def test_the_late_one_learns_why_its_load_is_over_and_another_load_can_begin():
     job, _ = a_load(staged=(ONE,))
     job.report(0, ONE, Tier.ARENA)
+    job.hold()
     job.tick(3601)
     late = job.report(1, ONE, Tier.ARENA)
+    job.hold()
     assert "ranks 1 did not report" in job.answer(late).message
     asked = [job.ask_load(rank) for rank in range(2)]
     job.number(3)
@@ -460,6 +468,7 @@ def test_each_round_of_a_load_has_its_own_time_to_read():
     seqs = [job.report(0, TWO, Tier.ARENA, "digest"), job.report(1, TWO, Tier.ARENA)]
     assert [job.answer(seq).save for seq in seqs] == [ONE, ONE]
     waiting = job.report(0, ONE, Tier.PFS)
+    job.hold()
     job.tick(3000)
     assert job.answer(waiting) is None
     job.tick(601)

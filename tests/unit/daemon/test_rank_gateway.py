@@ -278,6 +278,7 @@ def test_requests_without_attachment_are_refused(node, stranger):
         (m.AskDrain, {}),
         (m.AskLoad, {}),
         (m.ReportLoad, {"save": SaveId(1, 1, 1, RUN), "tier": m.Tier.PFS}),
+        (m.AskPlace, {"read": "load.1.1"}),
         (m.AskSteps, {}),
     ]
     assert stranger.ask(m.Detach).code == "detached"  # a goodbye of one who never came in, and not counted

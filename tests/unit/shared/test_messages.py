@@ -36,6 +36,7 @@ REQUESTS = [
     m.AskLoad(seq=7),
     m.AskLoad(seq=8, step=0),
     m.ReportLoad(seq=9, save=SAVE, tier=m.Tier.PFS, problem="digest", fatal=True),
+    m.AskPlace(seq=9, read="load.2.1", exchange=m.ExchangeAddress("10.0.0.1", 4000, bytes(32))),
     m.AskSteps(seq=10),
     m.AskPublish(seq=10, save=SAVE, draft=Draft("/runs/step-7", "/runs/.step-7")),
     m.AskStatus(seq=11),
@@ -209,4 +210,4 @@ def test_texts_and_capacities_have_limits():
 
 def test_a_protocol_with_topologies_has_a_version_of_its_own():
     """Version 1 would take the Attach and lose the topology; 3 knows no Notice, 4 no AskPublish, 5 no `mismatched`."""
-    assert m.VERSION == 6
+    assert m.VERSION == 7

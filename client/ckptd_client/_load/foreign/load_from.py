@@ -1,6 +1,5 @@
 """Fills a state from a checkpoint directory of ckptd, of torch.distributed.checkpoint, or of safetensors files."""
 
-import contextlib
 import logging
 import os
 import time
@@ -26,7 +25,7 @@ from ckptd_client._load.foreign.dcp import METADATA, open_dcp
 from ckptd_client._load.foreign.safetensors import SUFFIX, is_torch_file, open_safetensors
 from ckptd_client._load.lenient import check_strict
 from ckptd_client._load.saved_names import Saves, saves_of
-from ckptd_client._load.shared_read.participants import FindParticipants, all_ranks, no_participants
+from ckptd_client._load.shared_read.participants import Ask, FindParticipants, all_ranks, no_participants
 from ckptd_client._local.rank import Group
 from ckptd_client._state.leaves import encode_leaf
 from ckptd_client._state.naming import NOTHING_NAMED, Named
@@ -76,19 +75,19 @@ def checked(path: object, state: object) -> str:
 
 
 def read_from(  # noqa: PLR0913 - keyword-only
-    link: Link, path: str | os.PathLike[str], state: dict[str, Any], *, together: bool, integrity: str | None,
+    link: Link, path: str | os.PathLike[str], state: dict[str, Any], *, together: Ask | None, integrity: str | None,
     strict: bool,
 ) -> Loaded:  # fmt: skip
-    """See Client.load_from."""
+    """See Client.load_from. together: as Link.ask, if all ranks of the job read it together."""
     began = time.perf_counter()
     check_strict(strict)
     proof = link.settings.integrity if integrity is None else chosen(integrity, None)
-    with all_ranks(link) if together else contextlib.nullcontext(no_participants) as participants:
-        where = checked(path, state)
-        kind, step, nbytes, notes = load_from(
-            where, state, link.group, link.settings.pickle_keys, participants, integrity=proof,
-            named=link.settings.named, strict=strict,
-        )  # fmt: skip
+    participants = all_ranks(link, together) if together is not None else no_participants
+    where = checked(path, state)
+    kind, step, nbytes, notes = load_from(
+        where, state, link.group, link.settings.pickle_keys, participants, integrity=proof, named=link.settings.named,
+        strict=strict,
+    )  # fmt: skip
     for note in notes:
         log.warning("ckptd: %s: %s", where, note)
     return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes, state)

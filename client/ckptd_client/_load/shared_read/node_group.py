@@ -5,16 +5,17 @@ it wants. From that every rank computes, without a further message, which blocks
 each. That rank reads a block and checks it into one of a few shared buffers; all ranks that want the block copy it out.
 When a rank fails, dies or is slow, the others wait a bounded time, then read the rest by themselves.
 
-Other nodes that read the same checkpoint take part through the peer exchange of the first rank (peer_exchange.py): each
-is a member of the group like a rank, and the first rank keeps its counters.
+Other nodes that read the same checkpoint take part through the peer exchange of the first rank (peer_exchange.py): it
+knows which blocks come from which nodes and go to which. All of them together are one more member of the group: its
+position is that of the node that is furthest behind, which the first rank keeps.
 """
 
 import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from ckptd.shared.base.ids import SaveId
@@ -25,16 +26,16 @@ from ckptd.shared.format.slot import align_up
 from ckptd_client._load.reader import Buffer
 from ckptd_client._load.shared_read.schedule import Blocks, SharedBlock, bits_of, schedule, union
 
-_JOIN_S: Final = 5.0  # wait for the other ranks at the beginning
-NODES_JOIN_S: Final = 10.0  # then for the other nodes
+_JOIN_S: Final = 10.0  # wait for the other ranks at the beginning
+_PLAN_S: Final = 60.0  # then for the plan of all nodes: longer than the first rank waits for other nodes
 _PATIENCE_S: Final = 20.0  # later, for a block or a buffer
 _NODE_PATIENCE_S: Final = 10.0  # for another node to take a block: shorter than the node's own ranks wait for this rank
 _PAUSES_S: Final = (0.0002, 0.002)
 _SPARE_BUFFERS: Final = 2  # more than one for each member
 _MAX_BUFFERS: Final = 18
 _LINE: Final = 64  # bytes of a counter: no two counters share a cache line
-_JOINED, _ABSENT = 1, 2
-_LEFT: Final = (1 << 63) - 1  # position of a member that wants nothing more
+_JOINED: Final = 1
+LEFT: Final = (1 << 63) - 1  # position of a member that wants nothing more
 _GOOD, _FAILED, _LOST = 0, 1, 2  # outcome of a block; lost: a thread may still write to its buffer
 
 
@@ -42,7 +43,7 @@ _GOOD, _FAILED, _LOST = 0, 1, 2  # outcome of a block; lost: a thread may still 
 class Rendezvous:
     """Names the node group of a save. readers: the ranks of this node that read the save from the store.
 
-    nodes: number of nodes that read it together; node: index of this node among them.
+    read: names the read on all nodes that take part; empty: no other node does.
     """
 
     directory: str  # of the job in the arena
@@ -50,38 +51,50 @@ class Rendezvous:
     save: SaveId
     readers: tuple[int, ...]
     rank: int
-    nodes: int = 1
-    node: int = 0
+    read: str = ""
 
     @property
     def is_shared(self) -> bool:
         """Whether this rank reads the save, and another rank or node reads it too."""
-        return self.rank in self.readers and (len(self.readers) > 1 or self.nodes > 1)
+        return self.rank in self.readers and (len(self.readers) > 1 or bool(self.read))
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank exchanges blocks with other nodes."""
+        return bool(self.read) and self.readers[:1] == (self.rank,)
 
     def open(self, blocks: Blocks, mark: bytes) -> "NodeGroup | None":
         """The group for a checkpoint of these blocks; None: read alone. mark: distinguishes its bytes from others."""
         if not self.is_shared:
             return None
-        names = f"{self.session} {self.save.text} {self.readers} {self.nodes} {blocks.total} {mark.hex()}"
+        names = f"{self.session} {self.save.text} {self.readers} {self.read} {blocks.total} {mark.hex()}"
         path = os.path.join(self.directory, read_group_name(digest(names.encode()).hex()[:16]))
-        layout = _Layout(len(self.readers), self.nodes, blocks.total)
+        layout = _Layout(len(self.readers), bool(self.read), blocks.total)
         try:
             memory = _open(path, layout)
         except OSError:  # no memory, for example
             return None
-        return NodeGroup(memory, layout, self, path, (blocks, mark))
+        return NodeGroup(memory, layout, self, path, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What this node has from which nodes, and sends to which: numbers of blocks, by the number of the other node."""
+
+    comes: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    goes: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 class _Layout(NamedTuple):
-    """The group's memory. Members: the ranks of this node, then every node; the entry of this node is unused."""
+    """The group's memory. Members: the ranks of this node, then, if there are any, the other nodes, as one."""
 
     ranks: int
-    nodes: int
+    others: bool
     total: int
 
     @property
     def members(self) -> int:
-        return self.ranks + self.nodes
+        return self.ranks + self.others
 
     @property
     def bitmap_nbytes(self) -> int:
@@ -89,12 +102,12 @@ class _Layout(NamedTuple):
 
     @property
     def area_nbytes(self) -> int:
-        """Of one member: a counter that it has joined, a counter of its position, the bitmap of what it wants."""
-        return 2 * _LINE + align_up(self.bitmap_nbytes, _LINE)
+        """Of one member: counters that it has joined, of its position, of what it lost; what it wants; what it has."""
+        return 3 * _LINE + 2 * align_up(self.bitmap_nbytes, _LINE)
 
     @property
     def buffers(self) -> int:
-        return min(self.members + _SPARE_BUFFERS, _MAX_BUFFERS)
+        return _MAX_BUFFERS if self.others else min(self.members + _SPARE_BUFFERS, _MAX_BUFFERS)
 
     @property
     def ready_offset(self) -> int:
@@ -138,20 +151,16 @@ def _mapped(path: str, layout: _Layout) -> Memory:
 class NodeGroup:
     """One rank's access to the group's shared memory."""
 
-    def __init__(
-        self, memory: Memory, layout: _Layout, rendezvous: Rendezvous, path: str, of: tuple[Blocks, bytes]
-    ) -> None:
-        self._memory, self._layout, self._path = memory, layout, path
-        self._blocks, self._mark = of
-        self._index, self._node = rendezvous.readers.index(rendezvous.rank), rendezvous.node
+    def __init__(self, memory: Memory, layout: _Layout, rendezvous: Rendezvous, path: str, blocks: Blocks) -> None:
+        self._memory, self._layout, self._path, self._blocks = memory, layout, path, blocks
+        self._index = rendezvous.readers.index(rendezvous.rank)
+        self.is_leader = rendezvous.is_leader
         self._counters = memory.view[: layout.buffers_offset].cast("Q")
         self._given_up = threading.Event()
         self._schedule: list[SharedBlock] = []
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this rank exchanges blocks with other nodes."""
-        return self._index == 0 and self._layout.nodes > 1
+        self._plan = Plan()
+        self._targets: dict[int, int] = {}  # other nodes that get blocks from here, and their positions
+        self._lock = threading.Lock()  # of the targets
 
     @property
     def shared(self) -> list[SharedBlock]:
@@ -161,16 +170,20 @@ class NodeGroup:
     @property
     def own_reads(self) -> list[SharedBlock]:
         """Blocks that this rank reads from the store."""
-        return [one for one in self._schedule if one.reader == self._index and one.node == self._node]
+        return [one for one in self._schedule if one.filler == self._index and not one.comes]
 
     @property
-    def node_reads(self) -> list[SharedBlock]:
-        """Blocks that ranks of this node read from the store, also for other nodes."""
-        return [one for one in self._schedule if one.node == self._node]
+    def coming(self) -> dict[int, list[SharedBlock]]:
+        """Blocks that other nodes send, by the node; at the first rank."""
+        return {node: self._those(blocks) for node, blocks in self._plan.comes.items()}
 
-    def read_at(self, node: int) -> list[SharedBlock]:
-        """Blocks that another node reads and ranks of this node want."""
-        return [one for one in self._schedule if one.node == node != self._node]
+    def going(self, node: int) -> list[SharedBlock]:
+        """Blocks that another node gets from here; at the first rank."""
+        return self._those(self._plan.goes.get(node, ()))
+
+    def _those(self, blocks: Collection[int]) -> list[SharedBlock]:
+        some = set(blocks)
+        return [one for one in self._schedule if one.block in some]
 
     # --- indexes of counters, each in a cache line of its own
 
@@ -183,61 +196,54 @@ class NodeGroup:
     def _ready(self, number: int) -> int:
         return (self._layout.ready_offset + number % self._layout.buffers * _LINE) // 8
 
-    def _bitmap(self, member: int) -> memoryview:
-        start = member * self._layout.area_nbytes + 2 * _LINE
+    def _lost(self, member: int) -> int:
+        return self._position(member) + _LINE // 8
+
+    def _bitmap(self, member: int, *, second: bool = False) -> memoryview:
+        start = member * self._layout.area_nbytes + 3 * _LINE
+        start += align_up(self._layout.bitmap_nbytes, _LINE) if second else 0
         return self._memory.view[start : start + self._layout.bitmap_nbytes]
 
     # --- the beginning
 
-    def join(self, wanted: Collection[int], ask_nodes: Callable[[bytes], Mapping[int, bytes]] | None = None) -> bool:
+    def join(self, wanted: Collection[int], meet_nodes: Callable[[bytes], Plan] | None = None) -> bool:
         """Announces what this rank wants and collects what the others want; False when a rank is missing. Blocks.
 
-        ask_nodes: given by the first rank; takes what this node wants, returns what each node that answers wants.
+        meet_nodes: given by the first rank; takes the bitmap of what this node wants, returns the plan of all nodes.
         """
         layout, ranks = self._layout, range(self._layout.ranks)
-        self._announce(self._index, bits_of(set(wanted), layout.total))
+        self._bitmap(self._index)[:] = bits_of(wanted, layout.total)
+        self._counters[self._joined(self._index)] = _JOINED
         complete = self._wait(lambda: all(self._counters[self._joined(m)] for m in ranks), _JOIN_S)
         with contextlib.suppress(FileNotFoundError):  # the first rank that finds the group complete removes the name
             os.unlink(self._path)
         if not complete:
             return False
         wants = [bytes(self._bitmap(member)) for member in ranks]
+        comes = goes = bytes(layout.bitmap_nbytes)
+        if layout.others:
+            if self.is_leader:
+                self._share(meet_nodes(union(wants)) if meet_nodes is not None else Plan())
+            if not self._wait(lambda: bool(self._counters[self._joined(layout.ranks)]), _PLAN_S):
+                return False
+            comes, goes = bytes(self._bitmap(layout.ranks)), bytes(self._bitmap(layout.ranks, second=True))
+        self._schedule = schedule(wants, comes, goes, self._blocks.nbytes)
         if self.is_leader:
-            self._record_nodes(ask_nodes(union(wants)) if ask_nodes is not None else {})
-        others = [node for node in range(layout.nodes) if node != self._node]
-        known = [self._joined(self._member_of(node)) for node in others]
-        if not self._wait(lambda: all(self._counters[counter] for counter in known), 2 * NODES_JOIN_S):
-            return False
-        self._schedule = schedule(wants, self._wants_of_nodes(), self._node, self._blocks.nbytes)
-        if self.is_leader:
-            self._mark_left([node for node in others if not self.blocks_for_node(node)])
+            self._begin_targets()
         return True
 
-    def _announce(self, member: int, bits: bytes, joined: int = _JOINED) -> None:
-        self._bitmap(member)[:] = bits
-        self._counters[self._joined(member)] = joined
+    def _share(self, plan: Plan) -> None:
+        """Announces the plan to the ranks of this node."""
+        self._plan, others, total = plan, self._layout.ranks, self._layout.total
+        self._bitmap(others)[:] = bits_of((b for blocks in plan.comes.values() for b in blocks), total)
+        self._bitmap(others, second=True)[:] = bits_of((b for blocks in plan.goes.values() for b in blocks), total)
+        self._counters[self._joined(others)] = _JOINED
 
-    def _record_nodes(self, answers: Mapping[int, bytes]) -> None:
-        """Records for each other node what it wants, or that it does not take part."""
-        nothing = bytes(self._layout.bitmap_nbytes)
-        for node in range(self._layout.nodes):
-            if node not in answers:
-                self._mark_left([node])
-            self._announce(self._member_of(node), answers.get(node, nothing), _JOINED if node in answers else _ABSENT)
-
-    def _member_of(self, node: int) -> int:
-        return self._layout.ranks + node
-
-    def _wants_of_nodes(self) -> list[bytes | None]:
-        members = [self._member_of(node) for node in range(self._layout.nodes)]
-        return [bytes(self._bitmap(m)) if self._counters[self._joined(m)] == _JOINED else None for m in members]
-
-    @property
-    def wants_digest(self) -> bytes:
-        """A digest of what each node wants: nodes exchange blocks only if theirs are equal."""
-        wants = self._wants_of_nodes()
-        wants[self._node] = union([bytes(self._bitmap(member)) for member in range(self._layout.ranks)])
-        return digest(self._mark + b"".join(b"-" if bits is None else b"+" + bits for bits in wants))
+    def _begin_targets(self) -> None:
+        firsts = {node: self.going(node) for node in self._plan.goes}
+        with self._lock:
+            self._targets = {node: blocks[0].number for node, blocks in firsts.items() if blocks}
+            self._publish_targets()
 
     # --- blocks
 
@@ -260,17 +266,22 @@ class NodeGroup:
         """Waits until no member needs block number before, the last user of the buffer, or writes to it."""
         if self._wait(lambda: self._is_settled(before) and not self._pending(before), _NODE_PATIENCE_S):
             return self._outcome(before) != _LOST
-        late = self._pending(before)
-        if late and all(member >= self._layout.ranks for member in late):  # the wait for other nodes is bounded
-            for member in late:
-                self._counters[self._position(member)] = _LEFT
+        if self._pending(before) == [self._layout.ranks]:  # the wait for other nodes is bounded
+            lost = self._lost(self._layout.ranks)
+            self._counters[lost] = max(self._counters[lost], before + 1)
         free = self._wait(lambda: self._is_settled(before) and not self._pending(before), _NODE_PATIENCE_S)
         return free and self._outcome(before) != _LOST
 
     def _pending(self, number: int) -> list[int]:
         """Members that may still want the block."""
-        own = self._member_of(self._node)
-        return [m for m in range(self._layout.members) if m != own and self._counters[self._position(m)] <= number]
+        found = [m for m in range(self._layout.ranks) if self._counters[self._position(m)] <= number]
+        others = self._layout.ranks
+        if (
+            self._layout.others
+            and self._counters[self._position(others)] <= number >= self._counters[self._lost(others)]
+        ):
+            found.append(others)
+        return found
 
     def _is_settled(self, number: int) -> bool:
         """Whether the rank that fills the block has published the outcome."""
@@ -297,51 +308,58 @@ class NodeGroup:
         self._counters[self._position(self._index)] = one.number + 1
 
     def leave(self) -> None:
-        """This rank wants nothing more; no member waits for it."""
+        """This rank wants nothing more, nor do other nodes through it; no member waits for them."""
         self._given_up.set()
+        if self.is_leader:
+            with self._lock:
+                self._targets.clear()
+                self._publish_targets()
         self.done()
 
     def done(self) -> None:
         """This rank has all it wants; it may still fill blocks that others want."""
-        self._counters[self._position(self._index)] = _LEFT
+        self._counters[self._position(self._index)] = LEFT
 
-    # --- other nodes, whose counters the first rank keeps
+    # --- other nodes, at the first rank
 
     def take_for(self, node: int, one: SharedBlock) -> Buffer | None:
-        """The same as take, for a block that is sent to another node. None: no such block, or the node has left."""
-        counter = self._position(self._member_of(node))
-        if self._counters[counter] == _LEFT:
+        """The same as take, for a block that is sent to another node. None: no such block, or it came too late."""
+        if not self._advance(node, one.number):
             return None
-        self._counters[counter] = one.number
         settled = self._wait(lambda: self._is_settled(one.number), _PATIENCE_S)
         return self._buffer(one.number) if settled and self._outcome(one.number) == _GOOD else None
 
-    def blocks_for_node(self, node: int) -> list[SharedBlock]:
-        """Blocks that this node reads and another node wants too."""
-        bits = bytes(self._bitmap(self._member_of(node)))
-        return [one for one in self.node_reads if bits[one.block // 8] >> one.block % 8 & 1]
-
     def sent(self, node: int, last: int) -> None:
-        """A request of the node was answered; last: number of the last block that the node wants from this one."""
-        if self._counters[self._position(self._member_of(node))] >= last:
+        """A request of the node was answered; last: number of the last block that it gets from here."""
+        with self._lock:
+            over = self._targets.get(node, LEFT) >= last
+        if over:
             self.leave_for(node)
 
     def leave_for(self, node: int) -> None:
         """The node wants nothing more."""
-        self._mark_left([node])
+        self._advance(node, LEFT)
 
-    def _mark_left(self, nodes: Iterable[int]) -> None:
-        for node in nodes:
-            self._counters[self._position(self._member_of(node))] = _LEFT
+    def _advance(self, node: int, number: int) -> bool:
+        """Sets the node's position; False if it has left, or others do not wait for it any more."""
+        with self._lock:
+            position = self._targets.get(node, LEFT)
+            behind = position < self._counters[self._lost(self._layout.ranks)]
+            self._targets[node] = LEFT if LEFT in {position, number} or behind else number
+            self._publish_targets()
+            return position != LEFT and not behind
+
+    def _publish_targets(self) -> None:
+        self._counters[self._position(self._layout.ranks)] = min(self._targets.values(), default=LEFT)
 
     def wait_for_nodes(self) -> None:
-        """Blocks until no other node wants anything, or none advances for too long."""
-        members = [self._member_of(node) for node in range(self._layout.nodes) if node != self._node]
+        """Blocks until no other node gets anything from here, or none advances for too long."""
 
         def positions() -> list[int]:
-            return [self._counters[self._position(member)] for member in members]
+            with self._lock:
+                return list(self._targets.values())
 
-        while min(positions(), default=_LEFT) != _LEFT:
+        while min(positions(), default=LEFT) != LEFT:
             before = positions()
             if not self._wait(lambda before=before: positions() != before, _PATIENCE_S):  # type: ignore[misc]
                 return

@@ -1,32 +1,65 @@
 """The participants of a cooperative read: ranks of this node in a node group, other nodes through peer exchanges."""
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final, NamedTuple
 
-import msgspec
-
+from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.shared.protocol.messages import LoadFrom
-from ckptd.shared.protocol.read_groups import ExchangeAddress, participants
+from ckptd.shared.format.integrity import Integrity
+from ckptd.shared.protocol.messages import AskPlace, LoadFrom, PlaceKnown, Reply, Request
+from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 from ckptd_client._daemon.link import Link
-from ckptd_client._load.shared_read.node_group import Rendezvous
+from ckptd_client._load.shared_read.node_group import Plan, Rendezvous
 from ckptd_client._load.shared_read.peer_exchange import PeerExchange
+from ckptd_client._load.shared_read.schedule import Blocks
 
 log = logging.getLogger("ckptd_client")
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ExchangeAddress | None)
+_ANSWER_S: Final = 15.0  # for the daemon, which waits for that of another node
+Ask = Callable[[Callable[[int], Request], float | None], Reply]
+FindPlace = Callable[[ExchangeAddress | None], PlaceKnown]  # this node's place, for its exchange; raises CkptdError
+
+
+class Met(NamedTuple):
+    """What the nodes of a read agreed on, for one of them."""
+
+    number: int
+    plan: Plan
+    addresses: Mapping[int, ExchangeAddress]  # of the nodes that send to it
 
 
 @dataclass(frozen=True, slots=True)
 class Participants:
-    """The ranks of this node, and the addresses of all nodes. exchange: open at the one rank that represents a node."""
+    """The ranks of this node, and how its first rank finds other nodes. host: of this node, as others reach it."""
 
     job: JobKey
     rendezvous: Rendezvous
-    exchanges: tuple[ExchangeAddress, ...] = ()
-    exchange: PeerExchange | None = None
+    host: str = ""
+    find_place: FindPlace = field(default=lambda _own: PlaceKnown(reply_to=0))
+
+    def open_exchange(self, integrity: Integrity) -> PeerExchange | None:
+        """This node's exchange, which the caller closes; None without a port."""
+        try:
+            return PeerExchange(self.host, self.job, integrity)
+        except OSError as error:
+            log.warning("ckptd: no port at %s to read the store together with other nodes: %s", self.host, error)
+            return None
+
+    def meet(self, exchange: PeerExchange, wants: bytes, blocks: Blocks) -> Met | None:
+        """Agrees with the other nodes; None: this one reads alone. wants: the bitmap of its blocks. Blocks."""
+        try:
+            found = self.find_place(exchange.address)
+        except CkptdError as error:
+            log.info("ckptd: %s: this node reads by itself", error)
+            found = PlaceKnown(reply_to=0)
+        if not found.count:
+            exchange.refuse()
+            return None
+        place = Place(found.number, found.count)
+        return Met(found.number, *exchange.meet(place, found.parent, wants, blocks, self.rendezvous.save))
 
 
 FindParticipants = Callable[[SaveId], Participants | None]  # of a checkpoint, this rank included
@@ -36,60 +69,32 @@ def no_participants(_save: SaveId) -> None:
     """This rank reads alone."""
 
 
-@contextlib.contextmanager
-def peer_exchange(link: Link) -> Iterator[PeerExchange | None]:
-    """Opens this node's exchange with the job's other nodes while inside; None where another rank represents it."""
-    host = link.topology.exchange_host(link.group.rank) if link.topology is not None else ""
-    exchange = None
-    if host:
-        try:
-            exchange = PeerExchange(host, link.job, link.settings.integrity)
-        except OSError as error:
-            log.warning("ckptd: no port at %s to read the store together with other nodes: %s", host, error)
-    try:
-        yield exchange
-    finally:
-        if exchange is not None:
-            exchange.close()
+def participants_of_order(link: Link, order: LoadFrom, save: SaveId, ask: Ask) -> Participants:
+    """The ranks that the daemons sent to the store. ask: as Link.ask."""
+    return _participants(link, save, tuple(order.readers), order.read, ask)
 
 
-def participants_of_order(link: Link, order: LoadFrom, save: SaveId, exchange: PeerExchange | None) -> Participants:
-    """The ranks that the daemons sent to the store."""
-    return _participants(link, save, tuple(order.readers), tuple(order.exchanges), order.own_exchange, exchange)
+_reads = count(1)  # of all ranks of the job, which call in the same order
 
 
-@contextlib.contextmanager
-def all_ranks(link: Link) -> Iterator[FindParticipants]:
-    """All ranks of the job, which read the same checkpoint. Collective: blocks until every rank calls it.
+def all_ranks(link: Link, ask: Ask) -> FindParticipants:
+    """All ranks of the job, which read the same checkpoint: each calls this, and asks for participants once.
 
-    If a rank then does not read, the others wait a bounded time for it.
+    If a rank then does not read, the others wait a bounded time for it. ask: as Link.ask, from any thread.
     """
-    group, topology = link.group, link.topology
+    topology, read = link.topology, f"all.{next(_reads)}"
     assert topology is not None  # noqa: S101 - a connected link has one
-    with peer_exchange(link) as exchange:
-        own = exchange.address if exchange is not None else None
-        found = [own] if group.exchange is None else map(_decoder.decode, group.exchange(_encoder.encode(own)))
-        addresses = [(rank, address) for rank, address in enumerate(found) if address is not None]
-        here = topology.ranks_of(topology.home(group.rank))
-        exchanges, node = participants(addresses, here)
-        yield lambda save: _participants(link, save, here, tuple(exchanges), node, exchange)
+    here = topology.ranks_of(topology.home(link.group.rank))
+    return lambda save: _participants(link, save, here, read if len(topology.peers) > 1 else "", ask)
 
 
-def _participants(  # noqa: PLR0913, PLR0917
-    link: Link,
-    save: SaveId,
-    readers: tuple[int, ...],
-    exchanges: tuple[ExchangeAddress, ...],
-    node: int,
-    exchange: PeerExchange | None,
-) -> Participants:
-    rendezvous = Rendezvous(
-        link.slots.directory,
-        link.group.session,
-        save,
-        readers,
-        link.group.rank,
-        nodes=max(1, len(exchanges)),
-        node=max(0, node),
-    )
-    return Participants(link.job, rendezvous, exchanges, exchange)
+def _participants(link: Link, save: SaveId, readers: tuple[int, ...], read: str, ask: Ask) -> Participants:
+    rendezvous = Rendezvous(link.slots.directory, link.group.session, save, readers, link.group.rank, read)
+
+    def find_place(own: ExchangeAddress | None) -> PlaceKnown:
+        answer = ask(lambda seq: AskPlace(seq=seq, read=read, exchange=own), time.monotonic() + _ANSWER_S)
+        assert isinstance(answer, PlaceKnown)  # noqa: S101 - the reply to AskPlace
+        return answer
+
+    host = link.topology.host_of(link.group.rank) if link.topology is not None else ""
+    return Participants(link.job, rendezvous, host, find_place)

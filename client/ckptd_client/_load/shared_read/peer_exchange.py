@@ -1,159 +1,241 @@
 """Nodes that read the same checkpoint send each other blocks: one of them reads each block from the store.
 
-The first rank of a node opens a peer exchange for the time of a load: a server of the daemons' bulk protocol, at an
-address that the daemons send to the other nodes' ranks. Through it each node first announces what it wants; from all
-announcements each node computes which node reads which block. Then it sends what it reads, in order, while the others
-wait for it. A node that receives nothing reads the store itself, as ranks do when another rank of their group fails.
+The first rank of a node opens a peer exchange for the time of a read: a server of the daemons' bulk protocol. The nodes
+form a tree. Each sends its parent which blocks its subtree wants, and receives which of them come from which nodes,
+and which it sends to which (plan.py), with the addresses. Then each sends blocks in their order as soon as it has
+them, whether from the store or from another node. A node whose source fails reads the store in its place, and sends on.
 """
 
 import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
 
 from ckptd.shared.base.errors import CkptdError, PeerError
-from ckptd.shared.base.ids import MAX_INCARNATION, JobKey, SaveId
+from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.bulk import wire
 from ckptd.shared.bulk.client import Address, Connection
 from ckptd.shared.bulk.server import BulkServer, Served
 from ckptd.shared.bulk.sockets import Cancel
 from ckptd.shared.format.integrity import XXH3, Integrity
-from ckptd.shared.protocol.read_groups import ExchangeAddress
+from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 from ckptd_client._load.reader import Buffer
-from ckptd_client._load.shared_read.node_group import NODES_JOIN_S, NodeGroup
+from ckptd_client._load.shared_read.node_group import NodeGroup, Plan
+from ckptd_client._load.shared_read.plan import Edges, Orders, Summary, column_of, join
 from ckptd_client._load.shared_read.schedule import Blocks, SharedBlock
 
 log = logging.getLogger("ckptd_client")
-_WANTS = wire.PARITY  # in place of an image's rank: asks what the node wants
+NODES_JOIN_S: Final = 10.0  # for the leaves of the tree
+LEVEL_S: Final = 2.0  # more for each level above
+_AGAIN_S: Final = 0.2  # until a parent that did not answer is asked again
+_ORDERS = wire.PARITY  # in place of an image's rank: a subtree's summary goes up, and its orders come down
+_CHILD: Final = ".child"  # after the number of the node, in the name of a link to its parent; others get blocks
+_LENGTH_NBYTES: Final = 8  # before the orders
+Fill = Callable[[SharedBlock, Buffer], None]  # reads a block from the store into a buffer, and checks it
 Check = Callable[[int, memoryview], None]  # a block's number and bytes; raises DamagedError
 
 
-@dataclass(slots=True)
-class _ExchangeSession:
-    """What other nodes receive from this one for one save."""
-
-    wants: bytes
-    group: NodeGroup | None = None  # once the schedule is known
-    blocks: Blocks | None = None
-    epoch: int = 0
-    closed: bool = False
-    by_node: dict[int, dict[int, SharedBlock]] = field(default_factory=dict)  # blocks for each node
-
-    def blocks_for(self, node: int) -> dict[int, SharedBlock]:
-        """Blocks for the node, computed once: it sends a request for each image, and there may be many."""
-        assert self.group is not None  # noqa: S101 - only a session that serves
-        if node not in self.by_node:
-            self.by_node[node] = {one.block: one for one in self.group.blocks_for_node(node)}
-        return self.by_node[node]
-
-
 class PeerExchange:
-    """A server for the job's other nodes, open until close. host: this node's address for them. Raises OSError."""
+    """A server for the job's other nodes in one read, open until close. host: this node's address for them.
+
+    Raises OSError.
+    """
 
     def __init__(self, host: str, job: JobKey, integrity: Integrity = XXH3) -> None:
         secret = os.urandom(32)
-        self._job = job
-        self._secret = secret
-        self._changed = threading.Condition()
-        self._sessions: dict[SaveId, _ExchangeSession] = {}
+        self._job, self._secret, self._integrity = job, secret, integrity
+        self._changed = threading.Condition()  # of what follows
+        self._place: Place | None = None  # once this node meets the others
+        self._total = 0  # blocks
+        self._summaries: dict[int, Summary] = {}  # by the first node of the subtree
+        self._orders: Orders | None = None
+        self._group: NodeGroup | None = None  # once the schedule is known
+        self._blocks: Blocks | None = None
+        self._going: dict[int, dict[int, SharedBlock]] = {}  # blocks for each node
+        self._closed = False
         self._server = BulkServer(self._open, lambda _link: secret, host=host, ended=self._ended, integrity=integrity)
         self.address = ExchangeAddress(host, self._server.port, secret)
         self._server.start()
 
     def close(self) -> None:
-        """Ends every connection and releases the node groups."""
+        """Ends every connection and releases the node group."""
         self._server.close()
+        self.refuse()
         with self._changed:
-            self._sessions = {save: _ExchangeSession(b"", closed=True) for save in self._sessions}
+            self._group, self._going = None, {}
+
+    def refuse(self) -> None:
+        """Refuses requests of other nodes at once."""
+        with self._changed:
+            self._closed = True
             self._changed.notify_all()
 
     # --- the server's threads
 
     def _open(self, link: str, ask: wire.Ask, rank: int) -> Served:
-        node, save = _node_of(link)
-        if save != ask.save.text:
-            raise PeerError(f"{ask.save} was asked for on a link of another")
         if ask.job != self._job:
             raise PeerError(f"job {ask.job.job!r} is not the one that is loaded here")
-        session = self._session(ask.save, lambda session: rank == _WANTS or session.group is not None)
-        if rank == _WANTS:
-            return _Wants(session.wants)
-        assert session.group is not None and session.blocks is not None  # noqa: PT018, S101 - waited for
-        if ask.epoch != session.epoch:
-            raise PeerError("other nodes take part there than here")
-        return _Image(session.group, session.blocks, session.blocks_for(node), node, rank)
-
-    def _session(self, save: SaveId, ready: Callable[[_ExchangeSession], bool]) -> _ExchangeSession:
-        """The session of the save, once it is ready. Blocks. Raises PeerError when it does not become ready in time."""
+        number = link.removesuffix(_CHILD)
+        if not number.isdecimal() or (rank == _ORDERS) != (number != link):
+            raise PeerError(f"{link!r} is no link of a node for this")
+        node = int(number)
+        if rank == _ORDERS:
+            return _Bytes(self._orders_for(node, ask.said))
+        self._await(lambda: self._group is not None, NODES_JOIN_S)
         with self._changed:
-            self._changed.wait_for(lambda: _is_ready(self._sessions.get(save), ready), NODES_JOIN_S)
-            session = self._sessions.get(save)
-        if session is None or session.closed or not ready(session):
-            raise PeerError(f"{save} is not read together here")
-        return session
+            group, blocks = self._group, self._blocks
+            if group is None or blocks is None:
+                raise PeerError("nothing is read together here")
+            if node not in self._going:
+                self._going[node] = {one.block: one for one in group.going(node)}
+        return _Image(group, blocks, self._going[node], node, rank)
+
+    def _await(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Blocks until it is ready. Raises PeerError when it does not become so in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or ready(), seconds)
+            if self._closed or not ready():
+                raise PeerError("nothing is read together here")
+
+    def _orders_for(self, node: int, said: bytes) -> bytes:
+        """The orders for a child's subtree. said: its summary; empty where it was sent before."""
+        self._await(lambda: self._place is not None, NODES_JOIN_S)
+        assert self._place is not None  # noqa: S101 - waited for
+        subtree = next((one for level in self._place.levels for one in level if one.start == node), None)
+        if subtree is None:
+            raise PeerError(f"node {node} is no child of node {self._place.number}")
+        if said:
+            try:
+                summary = Summary.unpack(said, self._total, subtree)
+            except (ValueError, msgspec.DecodeError) as error:
+                raise PeerError(f"a summary of another read: {error}") from None
+            with self._changed:
+                if self._orders is None:
+                    self._summaries[node] = summary
+                    self._changed.notify_all()
+        self._await(lambda: self._orders is not None, _patience(self._place))
+        assert self._orders is not None  # noqa: S101 - waited for
+        if node not in self._summaries:
+            raise PeerError("the plan was made without this node, which came late")
+        found = self._orders.pack_for(subtree)
+        return len(found).to_bytes(_LENGTH_NBYTES, "little") + found
 
     def _ended(self, link: str) -> None:
-        node, save = _node_of(link)
         with self._changed:
-            groups = [session.group for of, session in self._sessions.items() if of.text == save]
-        for group in groups:
-            if group is not None:
-                group.leave_for(node)
+            group = self._group
+        if group is not None and link.isdecimal():
+            group.leave_for(int(link))
 
     # --- this rank
 
-    def announce(self, save: SaveId, wants: bytes) -> None:
-        """Answers other nodes with what this one wants."""
-        self._change(save, _ExchangeSession(wants))
+    def meet(
+        self, place: Place, parent: ExchangeAddress | None, wants: bytes, blocks: Blocks, save: SaveId
+    ) -> tuple[Plan, Mapping[int, ExchangeAddress]]:
+        """Agrees with the subtree below and the parent above. wants: bitmap of this node's blocks.
 
-    def serve(self, save: SaveId, group: NodeGroup, blocks: Blocks) -> None:
-        """Sends other nodes what they want of the blocks that this one reads."""
-        session = self._sessions[save]
-        self._change(save, _ExchangeSession(session.wants, group, blocks, _epoch(group)))
-
-    def refuse(self, save: SaveId) -> None:
-        """Refuses requests of other nodes at once."""
-        self._change(save, _ExchangeSession(b"", closed=True))
-
-    def _change(self, save: SaveId, session: _ExchangeSession) -> None:
+        Returns the plan of this node, and the addresses of the nodes that send to it. Blocks for a bounded time.
+        """
+        sizes = np.array(blocks.lengths, np.int32)
+        column, addresses, edges = column_of(place.number, wants, blocks.total), {place.number: self.address}, []
+        began = time.monotonic()
         with self._changed:
-            self._sessions[save] = session
+            self._place, self._total = place, blocks.total
+            self._changed.notify_all()
+        for height, subtrees in enumerate(place.levels):
+            came = self._summaries_of(subtrees, began + NODES_JOIN_S + height * LEVEL_S)
+            addresses |= {node: address for one in came for node, address in one.addresses.items()}
+            column, between = join([column, *(one.column for one in came)], sizes)
+            edges.append(between)
+        above = Orders(Edges.none(), {})
+        if parent is not None:
+            above = self._ask_parent(place, parent, Summary(column, addresses), save)
+        orders = Orders(Edges.of([above.edges, *edges]), above.addresses | addresses)
+        with self._changed:
+            self._orders = orders
+            self._changed.notify_all()
+        number = place.number
+        return Plan(orders.edges.by_source(number), orders.edges.by_target(number)), orders.addresses
+
+    def _summaries_of(self, subtrees: Sequence[range], deadline: float) -> list[Summary]:
+        firsts = [one.start for one in subtrees]
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or self._summaries.keys() >= set(firsts), max(0.0, deadline - time.monotonic())
+            )
+            missing = [node for node in firsts if node not in self._summaries]
+            if missing:
+                log.info("ckptd: nodes %s of this read do not answer: those below them read without this one", missing)
+            return [self._summaries[node] for node in firsts if node in self._summaries]
+
+    def _ask_parent(self, place: Place, parent: ExchangeAddress, summary: Summary, save: SaveId) -> Orders:
+        """The orders of the parent; none if it does not answer: then this subtree reads by itself."""
+        patience = _patience(place)
+        deadline = time.monotonic() + patience
+        cancel, address = Cancel(), Address(parent.host, parent.port, f"{place.number}{_CHILD}", parent.secret)
+        said, told = summary.pack(), f"{parent.host}:{parent.port}"
+        while True:
+            try:
+                connection = Connection(
+                    told, address, cancel, timeout_s=patience, steady=False, integrity=self._integrity
+                )
+                with contextlib.closing(connection):
+                    length = bytearray(_LENGTH_NBYTES)
+                    ranges = [wire.Range(_ORDERS, 0, _LENGTH_NBYTES, checked=True)]
+                    connection.ask(self._job, save, 0, ranges, said=said)
+                    connection.receive(memoryview(length))
+                    raw = bytearray(int.from_bytes(length, "little"))
+                    parts = [
+                        wire.Range(
+                            _ORDERS, _LENGTH_NBYTES + at, min(wire.MAX_FRAME_NBYTES, len(raw) - at), checked=True
+                        )
+                        for at in range(0, len(raw), wire.MAX_FRAME_NBYTES)
+                    ]
+                    connection.ask(self._job, save, 0, parts)
+                    for part in parts:
+                        start = part.offset - _LENGTH_NBYTES
+                        connection.receive(memoryview(raw)[start : start + part.nbytes])
+                    return Orders.unpack(bytes(raw), len(summary.column))
+            except (CkptdError, OSError, ValueError, msgspec.DecodeError) as error:
+                if time.monotonic() + _AGAIN_S >= deadline or not _may_come_back(error):
+                    log.info("ckptd: %s: this node and those below it read without the others", error)
+                    return Orders(Edges.none(), {})
+                time.sleep(_AGAIN_S)
+
+    def serve(self, group: NodeGroup, blocks: Blocks) -> None:
+        """Sends other nodes what the plan says."""
+        with self._changed:
+            self._group, self._blocks = group, blocks
             self._changed.notify_all()
 
 
-def _link_of(node: int, save: SaveId) -> str:
-    return f"{node}:{save.text}"
+def _patience(place: Place) -> float:
+    """For the orders of a parent: a level more up than down."""
+    return NODES_JOIN_S + 2 * LEVEL_S * (1 + place.height)
 
 
-def _node_of(link: str) -> tuple[int, str]:
-    """The node that connected, and the save that it asks for. Raises PeerError."""
-    node, _, save = link.partition(":")
-    if not node.isdecimal():
-        raise PeerError(f"{link!r} is no link of a node")
-    return int(node), save
-
-
-def _is_ready(session: _ExchangeSession | None, ready: Callable[[_ExchangeSession], bool]) -> bool:
-    return session is not None and (session.closed or ready(session))
-
-
-def _epoch(group: NodeGroup) -> int:
-    return int.from_bytes(group.wants_digest[:8], "little") % MAX_INCARNATION
+def _may_come_back(error: Exception) -> bool:
+    """Whether it was only too busy to take the connection."""
+    return isinstance(error, PeerError) and "hung up at the hello" in str(error)
 
 
 @dataclass(frozen=True, slots=True)
-class _Wants:
-    bits: bytes
+class _Bytes:
+    raw: bytes
 
     @property
     def nbytes(self) -> int:
-        return len(self.bits)
+        return len(self.raw)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        return memoryview(self.bits)[offset : offset + nbytes]
+        return memoryview(self.raw)[offset : offset + nbytes]
 
     def check(self, offset: int, nbytes: int) -> None:
         pass
@@ -164,7 +246,7 @@ class _Wants:
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    """Another node's blocks of an image: whole blocks in order, each once this node has read and checked it."""
+    """Another node's blocks of an image: whole blocks in order, each once this node has it."""
 
     group: NodeGroup
     blocks: Blocks
@@ -191,87 +273,100 @@ class _Image:
         return True
 
 
-class PeerNodes:
-    """Connections of this node's first rank to other nodes that read with it. A failure of theirs is never raised."""
+class Sources:
+    """Connections of this node's first rank to the nodes that send to it. A failure of theirs is never raised."""
 
     def __init__(
-        self, job: JobKey, save: SaveId, exchanges: Sequence[ExchangeAddress], own: int, integrity: Integrity = XXH3
+        self, job: JobKey, save: SaveId, number: int, addresses: Mapping[int, ExchangeAddress], integrity: Integrity
     ) -> None:
-        self._job, self._save, self._own, self._integrity = job, save, own, integrity
-        self._exchanges = dict(enumerate(exchanges))
-        del self._exchanges[own]
-        self._connections: dict[int, Connection] = {}
-        self._answered: list[int] = []
+        self._job, self._save, self._number, self._integrity = job, save, number, integrity
+        self._addresses = addresses
         self._cancel = Cancel()
 
-    def wants(self, nbytes: int) -> dict[int, bytes]:
-        """What each node wants that answers in time; nbytes: of an answer. Blocks NODES_JOIN_S at most."""
-        pool = ThreadPoolExecutor(len(self._exchanges))
-        asked = {node: pool.submit(self._ask_wants, node, nbytes) for node in self._exchanges}
-        wait(asked.values(), NODES_JOIN_S)
-        pool.shutdown(wait=False, cancel_futures=True)
-        found = {node: job.result() for node, job in asked.items() if job.done() and job.exception() is None}
-        self._answered = list(found)
-        for node in asked:
-            if node not in found:
-                log.info("ckptd: node %d of this load does not answer: both nodes read the store by themselves", node)
-        return found
-
-    def _ask_wants(self, node: int, nbytes: int) -> bytes:
-        exchange = self._exchanges[node]
-        address = Address(exchange.host, exchange.port, _link_of(self._own, self._save), exchange.secret)
-        connection = Connection(
-            f"{exchange.host}:{exchange.port}", address, self._cancel, steady=False, integrity=self._integrity
-        )
-        self._connections[node] = connection
-        bits = bytearray(nbytes)
-        connection.ask(self._job, self._save, 0, [wire.Range(_WANTS, 0, nbytes, checked=True)])
-        connection.receive(memoryview(bits))
-        return bytes(bits)
-
     @contextlib.contextmanager
-    def receiving(self, group: NodeGroup, blocks: Blocks, check: Check) -> Iterator[None]:
-        """Runs threads that fill buffers with the blocks that other nodes read; waits for them at the end."""
-        due = {node: group.read_at(node) for node in self._answered}
-        due = {node: coming for node, coming in due.items() if coming}
-        with ThreadPoolExecutor(max(1, len(due)), thread_name_prefix="ckptd-fetch") as pool:
-            for node, coming in due.items():
-                pool.submit(self._receive_from, node, coming, group, blocks, check)
+    def receiving(self, group: NodeGroup, blocks: Blocks, check: Check, fill: Fill) -> Iterator[None]:
+        """Runs threads that fill buffers with the blocks that other nodes send; waits for them at the end.
+
+        fill: for a block that does not come.
+        """
+        coming = group.coming
+        with ThreadPoolExecutor(max(1, len(coming)), thread_name_prefix="ckptd-fetch") as pool:
+            for node, some in coming.items():
+                pool.submit(self._receive_from, node, some, group, blocks, check, fill)
             yield
 
-    def _receive_from(
-        self, node: int, coming: Sequence[SharedBlock], group: NodeGroup, blocks: Blocks, check: Check
+    def _receive_from(  # noqa: PLR0913, PLR0917
+        self, node: int, coming: Sequence[SharedBlock], group: NodeGroup, blocks: Blocks, check: Check, fill: Fill
     ) -> None:
-        connection = self._connections[node]
-        ranges = [
-            wire.Range(blocks.place(one.block)[0], blocks.offset(one.block), blocks.nbytes(one.block), checked=False)
-            for one in coming
-        ]
-        lost: list[Exception] = []
-
-        def receive(one: SharedBlock, buffer: Buffer) -> None:
-            if lost:
-                raise lost[0]
-            view = buffer.view[: blocks.nbytes(one.block)]
+        with contextlib.ExitStack() as stack:
+            source = _Source(self._job, self._save, coming, blocks)
             try:
-                connection.receive(view)
-            except (CkptdError, OSError) as error:
-                lost.append(error)
-                raise
-            check(one.block, view)
+                address = self._addresses[node]
+                connection = Connection(
+                    f"{address.host}:{address.port}",
+                    Address(address.host, address.port, str(self._number), address.secret),
+                    self._cancel,
+                    steady=False,
+                    integrity=self._integrity,
+                )
+                stack.callback(connection.close)
+                source.begin(connection)
+            except (CkptdError, OSError, KeyError) as error:
+                source.lost = error
 
-        try:
-            connection.ask(self._job, self._save, _epoch(group), ranges)
-        except (CkptdError, OSError) as error:
-            lost.append(error)
-        for one in coming:  # also lost blocks: ranks that wait for them learn of the failure
-            with contextlib.suppress(CkptdError, OSError):
-                group.fill(one, lambda buffer, one=one: receive(one, buffer))  # type: ignore[misc]
-        if lost:
-            log.info("ckptd: %s: this node reads the rest by itself", lost[0])
+            def into(one: SharedBlock, buffer: Buffer) -> None:
+                if not source.receive(one, buffer, check):
+                    fill(one, buffer)
+
+            for one in coming:
+                with contextlib.suppress(CkptdError, OSError):
+                    group.fill(one, lambda buffer, one=one: into(one, buffer))  # type: ignore[misc]
+                source.passed(one)
+            if source.lost is not None and not self._cancel.cancelled:
+                log.info("ckptd: %s: this node reads the rest by itself", source.lost)
 
     def close(self) -> None:
         """Ends the connections: each node learns that this one wants nothing more from it."""
         self._cancel.cancel()
-        for connection in list(self._connections.values()):
-            connection.close()
+
+
+class _Source:
+    """One node's blocks, received in order until it fails."""
+
+    def __init__(self, job: JobKey, save: SaveId, coming: Sequence[SharedBlock], blocks: Blocks) -> None:
+        self._job, self._save, self._coming, self._blocks = job, save, coming, blocks
+        self._connection: Connection | None = None
+        self._received = -1  # number of the last block
+        self.lost: Exception | None = None
+
+    def begin(self, connection: Connection) -> None:
+        """Asks for all of them."""
+        blocks, self._connection = self._blocks, connection
+        ranges = [
+            wire.Range(blocks.place(one.block)[0], blocks.offset(one.block), blocks.nbytes(one.block), checked=False)
+            for one in self._coming
+        ]
+        connection.ask(self._job, self._save, 0, ranges)
+
+    def passed(self, one: SharedBlock) -> None:
+        """The block was received, or there was no buffer for it in time: then what comes next is unknown."""
+        if self._received != one.number and self.lost is None:
+            self.lost = PeerError("no buffer became free in time for what another node sends")
+
+    def receive(self, one: SharedBlock, buffer: Buffer, check: Check) -> bool:
+        """Whether the block has come, and is sound."""
+        self._received = one.number
+        if self.lost is not None or self._connection is None:
+            return False
+        view = buffer.view[: self._blocks.nbytes(one.block)]
+        try:
+            self._connection.receive(view)
+        except (CkptdError, OSError) as error:
+            self.lost = error
+            return False
+        try:
+            check(one.block, view)
+        except CkptdError as error:
+            log.info("ckptd: %s", error)
+            return False
+        return True

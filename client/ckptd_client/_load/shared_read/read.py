@@ -11,13 +11,14 @@ from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, digest
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.manifest import FileRecord
 from ckptd_client._load.reader import Buffer, Pieces, Source, Target, copy_blocks, pieces_of
-from ckptd_client._load.shared_read.node_group import NodeGroup
+from ckptd_client._load.shared_read.node_group import NodeGroup, Plan
 from ckptd_client._load.shared_read.participants import Participants
-from ckptd_client._load.shared_read.peer_exchange import PeerNodes
+from ckptd_client._load.shared_read.peer_exchange import Sources
 from ckptd_client._load.shared_read.schedule import Blocks, SharedBlock
 from ckptd_client._local.destination import deliver
 
 _READERS = 4  # reads in flight
+_MOST_OPEN = 16  # images
 
 
 def copy_out_together(
@@ -60,45 +61,37 @@ def _copy_together(  # noqa: PLR0913, PLR0917
     """Copies out blocks that several members want and returns their numbers. stack: closed when this rank is done."""
     rendezvous = participants.rendezvous
     group = rendezvous.open(blocks, digest(b"".join(record.digests for record in records)))
-    peers = _peers(participants, group, integrity)
-    ask = _node_wants(participants, peers) if peers is not None else None
-    if peers is not None:
-        stack.callback(peers.close)
-    if group is None or not group.join(numbers, ask):
-        if participants.exchange is not None:
-            participants.exchange.refuse(rendezvous.save)
+    if group is None:
+        return set()
+    exchange = participants.open_exchange(integrity) if group.is_leader else None
+    if exchange is not None:
+        stack.callback(exchange.close)
+    sources: list[Sources] = []
+
+    def meet(wants: bytes) -> Plan:
+        met = participants.meet(exchange, wants, blocks) if exchange is not None else None
+        if met is not None:
+            sources.append(Sources(participants.job, rendezvous.save, met.number, met.addresses, integrity))
+        return met.plan if met is not None else Plan()
+
+    if not group.join(numbers, meet):
         return set()
     stack.callback(group.leave)  # whatever fails here, no member waits for this rank
-    if peers is not None and participants.exchange is not None:
-        participants.exchange.serve(rendezvous.save, group, blocks)
+    files = _Sources(open_source)
+    stack.callback(files.close)
+    if exchange is not None:
+        exchange.serve(group, blocks)
         stack.callback(group.wait_for_nodes)
-        stack.enter_context(peers.receiving(group, blocks, _checking(records, blocks, integrity)))
-        stack.push(_on_error(peers.close))
+    for some in sources:
+        check = _checking(records, blocks, integrity)
+        stack.enter_context(some.receiving(group, blocks, check, _filling(blocks, files)))
+        stack.push(_on_error(some.close))
     stack.push(_on_error(group.leave))  # before threads are waited for
-    return _copy_shared(group, blocks, open_source, wanted)
+    return _copy_shared(group, blocks, files, wanted)
 
 
 def _on_error(act: Callable[[], None]) -> Callable[[object, object, object], None]:
     return lambda kind, _error, _trace: act() if kind is not None else None
-
-
-def _peers(participants: Participants, group: NodeGroup | None, integrity: Integrity) -> PeerNodes | None:
-    """Connections to other nodes, at the one rank that exchanges blocks with them."""
-    if group is None or not group.is_leader or participants.exchange is None:
-        return None
-    rendezvous = participants.rendezvous
-    return PeerNodes(participants.job, rendezvous.save, participants.exchanges, rendezvous.node, integrity)
-
-
-def _node_wants(participants: Participants, peers: PeerNodes) -> Callable[[bytes], Mapping[int, bytes]]:
-    exchange, save = participants.exchange, participants.rendezvous.save
-    assert exchange is not None  # noqa: S101 - a rank with peers has an exchange
-
-    def ask(wants: bytes) -> Mapping[int, bytes]:
-        exchange.announce(save, wants)
-        return peers.wants(len(wants))
-
-    return ask
 
 
 def _checking(records: Sequence[FileRecord], blocks: Blocks, integrity: Integrity) -> Callable[[int, memoryview], None]:
@@ -112,29 +105,30 @@ def _checking(records: Sequence[FileRecord], blocks: Blocks, integrity: Integrit
     return check
 
 
-def _copy_shared(
-    group: NodeGroup, blocks: Blocks, open_source: Callable[[int], Source], wanted: Mapping[int, Pieces]
-) -> set[int]:
+def _filling(blocks: Blocks, files: "_Sources") -> Callable[[SharedBlock, Buffer], None]:
+    """Gives a function that reads a block from the store into a buffer, and checks it."""
+
+    def fill(one: SharedBlock, buffer: Buffer) -> None:
+        rank, index = blocks.place(one.block)
+        with files.of(rank) as source:
+            source.checked(index, buffer)
+
+    return fill
+
+
+def _copy_shared(group: NodeGroup, blocks: Blocks, files: "_Sources", wanted: Mapping[int, Pieces]) -> set[int]:
     """Copies out blocks that several members want and returns their numbers."""
-    reads = group.own_reads
-    sources = _Sources(open_source, [blocks.place(one.block)[0] for one in reads])
+    fill = _filling(blocks, files)
 
     def read(one: SharedBlock) -> None:
-        rank, index = blocks.place(one.block)
-
-        def into(buffer: Buffer) -> None:
-            with sources.of(rank) as source:
-                source.checked(index, buffer)
-
-        group.fill(one, into)
+        group.fill(one, lambda buffer: fill(one, buffer))
 
     taken: set[int] = set()
     with contextlib.ExitStack() as stack:
         stack.callback(group.done)
-        stack.callback(sources.close)
         pool = stack.enter_context(ThreadPoolExecutor(_READERS))
         stack.push(_on_error(group.leave))
-        for one in reads:
+        for one in group.own_reads:
             pool.submit(read, one)  # an error occurs again when this rank reads the block alone
         for one in group.shared:
             buffer = group.take(one)
@@ -147,31 +141,29 @@ def _copy_shared(
 
 
 class _Sources:
-    """Images from which this rank reads blocks, each open from its first block to its last: a job has thousands.
+    """Images from which this rank reads blocks: the last few stay open, since a job has thousands. For threads."""
 
-    ranks: the image of each block. For threads.
-    """
-
-    def __init__(self, open_source: Callable[[int], Source], ranks: Sequence[int]) -> None:
+    def __init__(self, open_source: Callable[[int], Source]) -> None:
         self._open_source = open_source
-        self._left = Counter(ranks)
-        self._open: dict[int, Source] = {}
+        self._users: Counter[int] = Counter()
+        self._open: dict[int, Source] = {}  # the one that was used last comes last
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def of(self, rank: int) -> Iterator[Source]:
         """Gives the image while one of its blocks is read. Raises DamagedError, OSError."""
         with self._lock:
-            if rank not in self._open:
-                self._open[rank] = self._open_source(rank)
-            source = self._open[rank]
+            source = self._open.pop(rank, None) or self._open_source(rank)
+            self._open[rank] = source
+            self._users[rank] += 1
+            idle = [one for one in self._open if not self._users[one]]
+            for one in idle[: max(0, len(self._open) - _MOST_OPEN)]:
+                self._open.pop(one).close()
         try:
             yield source
         finally:
             with self._lock:
-                self._left[rank] -= 1
-                if not self._left[rank]:
-                    self._open.pop(rank).close()
+                self._users[rank] -= 1
 
     def close(self) -> None:
         """Closes all images. No thread may read any more."""

@@ -1,11 +1,11 @@
-"""Which blocks several ranks want, and which rank reads each, in a cooperative read. Pure: all ranks compute the same.
+"""Which blocks a node's ranks share in a cooperative read, and which rank fills each. Pure: all compute the same.
 
-The ranks of a node are its members. Each node knows what each of its own members wants, and what every other node wants
-in all. One of the nodes that want a block reads it; the others receive it from there.
+The ranks of a node are its members. Each knows what each member wants, and what the plan of all nodes says of the node:
+which blocks come from other nodes, and which go to some.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ckptd.shared.format.digest import BLOCK_NBYTES, block_count
@@ -19,6 +19,11 @@ class Blocks:
         self._bases = [0]
         for nbytes in sizes:
             self._bases.append(self._bases[-1] + block_count(nbytes))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Bytes of each block."""
+        return [min(BLOCK_NBYTES, size - at * BLOCK_NBYTES) for size in self._sizes for at in range(block_count(size))]
 
     @property
     def total(self) -> int:
@@ -53,43 +58,35 @@ class Blocks:
 
 
 class SharedBlock(NamedTuple):
-    """A block that several members want, as one node schedules it."""
+    """A block that several members want, or that comes from or goes to another node."""
 
     block: int
     number: int  # in the order in which this node shares them
-    reader: int  # the member that fills its buffer here
-    node: int  # the node that reads it from the store
+    filler: int  # the member that fills its buffer
+    comes: bool  # from another node
     wanted: tuple[int, ...]  # the members that want it
 
 
-def schedule(
-    members: Sequence[bytes], others: Sequence[bytes | None], own: int, nbytes: Callable[[int], int]
-) -> list[SharedBlock]:
-    """The blocks that this node shares, in the order in which its ranks read them.
+def schedule(members: Sequence[bytes], comes: bytes, goes: bytes, nbytes: Callable[[int], int]) -> list[SharedBlock]:
+    """The blocks that this node shares, in the order in which its ranks fill them, ascending as on all nodes.
 
-    members: what each member wants; others: what each node wants (entry own is ignored; None: it does not take part).
-    Bit b of byte b // 8 stands for block b. Member 0 fills the blocks that come from another node. nbytes: of a block;
-    the node and the member with the fewest bytes so far read the next block.
+    members: what each member wants; comes: blocks that other nodes send, goes: blocks that they get. Bit b of byte
+    b // 8 stands for block b. Member 0 fills the blocks that come. nbytes: of a block; of the members that want a
+    block, the one with the fewest bytes so far reads it.
     """
-    nodes = [bits or bytes(len(members[0])) for bits in others]
-    nodes[own] = union(members)
-    far = _wanted_twice(nodes)
-    read_by_node, read_by_member = [0] * len(nodes), [0] * len(members)
+    read = [0] * len(members)
     found: list[SharedBlock] = []
-    for block in _blocks_in(union([far, _wanted_twice(members)])):
-        node = own
-        if _has(far, block):
-            node = min((n for n, bits in enumerate(nodes) if _has(bits, block)), key=lambda n: (read_by_node[n], n))
-            read_by_node[node] += nbytes(block)
+    for block in _blocks_in(union([_wanted_twice(members), comes, goes])):
         wanted = tuple(m for m, bits in enumerate(members) if _has(bits, block))
+        far = _has(comes, block)
         if wanted:
-            reader = min(wanted, key=lambda m: (read_by_member[m], m)) if node == own else 0
-            read_by_member[reader] += nbytes(block) if node == own else 0
-            found.append(SharedBlock(block, len(found), reader, node, wanted))
+            filler = 0 if far else min(wanted, key=lambda m: (read[m], m))
+            read[filler] += 0 if far else nbytes(block)
+            found.append(SharedBlock(block, len(found), filler, far, wanted))
     return found
 
 
-def bits_of(blocks: Sequence[int] | set[int], total: int) -> bytes:
+def bits_of(blocks: Iterable[int], total: int) -> bytes:
     """A bitmap of blocks below total."""
     bits = bytearray(-(-total // 8))
     for block in blocks:

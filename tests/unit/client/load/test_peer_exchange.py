@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import queue
 import threading
 
 import pytest
@@ -16,12 +17,18 @@ from ckptd.shared.files.mapping import Mapping
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.integrity import XXH3, Keyed
 from ckptd.shared.format.manifest import FileRecord
+from ckptd.shared.protocol import read_tree
+from ckptd.shared.protocol.messages import PlaceKnown
+from ckptd.shared.protocol.read_tree import Place
 from ckptd.shared.stores.directory import OpenedFile
 from ckptd_client._load.reader import Piece, Source, Target
-from ckptd_client._load.shared_read import node_group, peer_exchange
+from ckptd_client._load.shared_read import node_group, peer_exchange, plan
 from ckptd_client._load.shared_read.node_group import Rendezvous
+from ckptd_client._load.shared_read.participants import Participants
 from ckptd_client._load.shared_read.peer_exchange import PeerExchange
-from ckptd_client._load.shared_read.read import Participants, copy_out_together
+from ckptd_client._load.shared_read.plan import Orders, Summary, column_of
+from ckptd_client._load.shared_read.read import copy_out_together
+from ckptd_client._load.shared_read.schedule import Blocks
 from tests.runs import RUN
 
 JOB = JobKey("/store", "job")
@@ -33,8 +40,8 @@ SIZES = (2 * BLOCK_NBYTES + 5000, 100, BLOCK_NBYTES)
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr(node_group, "_JOIN_S", 5.0)
-    monkeypatch.setattr(node_group, "NODES_JOIN_S", 5.0)
-    monkeypatch.setattr(peer_exchange, "NODES_JOIN_S", 5.0)
+    monkeypatch.setattr(peer_exchange, "NODES_JOIN_S", 3.0)
+    monkeypatch.setattr(peer_exchange, "LEVEL_S", 1.0)
     monkeypatch.setattr(node_group, "_PATIENCE_S", 5.0)
     monkeypatch.setattr(node_group, "_NODE_PATIENCE_S", 2.5)
 
@@ -79,18 +86,28 @@ def checkpoint(tmp_path):
 class Job:
     """Nodes, each with its ranks: wants by node and local rank, the numbers of the images that a rank wants whole."""
 
-    def __init__(self, checkpoint, directory, wants):
+    def __init__(self, checkpoint, directory, wants, keys=None):
         self.checkpoint, self.directory, self.wants = checkpoint, directory, wants
-        self.exchanges = [PeerExchange("127.0.0.1", JOB, checkpoint.integrity) for _ in wants]
+        self.keys = keys or [checkpoint.integrity] * len(wants)
+        self.addresses = {node: queue.Queue() for node in range(len(wants))}
+        self.silent = set()  # nodes whose address is not known
         self.got, self.failed = {}, {}
 
     def participants(self, node, rank):
         directory = self.directory / f"node{node}"
         directory.mkdir(exist_ok=True)
         readers = tuple(range(len(self.wants[node])))
-        rendezvous = Rendezvous(str(directory), "s", SAVE, readers, rank, nodes=len(self.wants), node=node)
-        exchanges = tuple(exchange.address for exchange in self.exchanges)
-        return Participants(JOB, rendezvous, exchanges, self.exchanges[node] if rank == 0 else None)
+        rendezvous = Rendezvous(str(directory), "s", SAVE, readers, rank, "load.1.1" if len(self.wants) > 1 else "")
+
+        def find_place(own):
+            place = Place(node, len(self.wants))
+            for _ in range(len(self.wants)):
+                self.addresses[node].put(own)
+            silent = place.parent is None or place.parent in self.silent
+            parent = None if silent else self.addresses[place.parent].get()
+            return PlaceKnown(reply_to=1, number=node, count=place.nodes, parent=parent)
+
+        return Participants(JOB, rendezvous, "127.0.0.1", find_place)
 
     def load(self, node, rank):
         images = self.wants[node][rank]
@@ -98,7 +115,7 @@ class Job:
         found = {image: Mapping(None, sizes[image]) for image in images}
         targets = {image: [Target(0, sizes[image], memory.address)] for image, memory in found.items()}
         try:
-            participants, integrity = self.participants(node, rank), self.checkpoint.integrity
+            participants, integrity = self.participants(node, rank), self.keys[node]
             copy_out_together(self.checkpoint.open_source, targets, self.checkpoint.records, participants, integrity)
         except (DamagedError, OSError) as error:
             self.failed[node, rank] = error
@@ -111,8 +128,6 @@ class Job:
             thread.start()
         for thread in threads:
             thread.join()
-        for exchange in self.exchanges:
-            exchange.close()
         for (node, rank), found in self.got.items():
             if (node, rank) not in self.failed:
                 assert found == {image: self.checkpoint.images[image] for image in self.wants[node][rank]}
@@ -152,35 +167,66 @@ def test_a_node_without_the_key_reads_by_itself(tmp_path):
     """It gets no byte of the others, nor they of it."""
     (tmp_path / "keyed").mkdir()
     checkpoint = Checkpoint(tmp_path / "keyed", integrity=KEYED)
-    job = Job(checkpoint, tmp_path, [[ALL], [ALL]])
-    job.exchanges[1].close()
-    job.exchanges[1] = PeerExchange("127.0.0.1", JOB, XXH3)
+    job = Job(checkpoint, tmp_path, [[ALL], [ALL]], keys=[KEYED, Keyed(bytes([1]) * 32)])
     job.run()
     assert job.failed == {}
-    assert len(checkpoint.read) > len(set(checkpoint.read))
+    assert len(checkpoint.read) == 2 * len(set(checkpoint.read))
 
 
 def test_a_node_that_does_not_come_costs_the_others_patience_only(checkpoint, tmp_path):
     job = Job(checkpoint, tmp_path, [[ALL], [ALL], [ALL, ALL]])
-    job.exchanges[1].close()
     job.run(absent={1})
     assert job.failed == {}
     assert set(job.got) == {(0, 0), (2, 0), (2, 1)}
     assert len(checkpoint.read) == len(set(checkpoint.read)), checkpoint.read
 
 
-def test_nodes_that_got_different_ones_read_by_themselves(checkpoint, tmp_path, monkeypatch):
-    real = peer_exchange.PeerNodes.wants
-
-    def deaf(self, nbytes):
-        found = real(self, nbytes)
-        return {node: bits for node, bits in found.items() if (self._own, node) != (0, 2)}
-
-    monkeypatch.setattr(peer_exchange.PeerNodes, "wants", deaf)
-    job = Job(checkpoint, tmp_path, [[ALL], [ALL], [ALL]])
+def test_a_node_that_does_not_find_its_parent_reads_by_itself_with_those_below_it(checkpoint, tmp_path, small_tree):
+    """Nodes 2 and 3 are a subtree: they read each block once more, and no node waits for anything but its patience."""
+    job = Job(checkpoint, tmp_path, [[ALL]] * 4)
+    job.silent = {0}
+    job.addresses[0].put = lambda _own: None
     job.run()
     assert job.failed == {}
-    assert set(job.got) == {(0, 0), (1, 0), (2, 0)}
+    assert set(job.got) == {(node, 0) for node in range(4)}
+    places = set(checkpoint.read)
+    assert len(checkpoint.read) == 3 * len(places)  # nodes 0 and 1 find no parent: 0 is root of itself; 2 and 3
+
+
+@pytest.fixture
+def small_tree(monkeypatch):
+    """A tree of pairs: four levels for 16 nodes."""
+    monkeypatch.setattr(read_tree, "FANOUT", 2)
+
+
+@pytest.mark.parametrize("nodes", [3, 5, 8])
+def test_nodes_of_a_tree_of_several_levels_read_each_block_once(checkpoint, tmp_path, small_tree, nodes):
+    job = Job(checkpoint, tmp_path, [[ALL, ALL] if node % 3 else [ALL] for node in range(nodes)])
+    job.run()
+    assert job.failed == {}
+    assert len(checkpoint.read) == len(set(checkpoint.read)), checkpoint.read
+
+
+@pytest.mark.parametrize("when", ["before it sends", "in the middle"])
+def test_the_place_of_a_source_that_fails_is_taken_by_one_that_it_sends_to(checkpoint, tmp_path, monkeypatch, when):
+    """Of the nodes below it none reads the store but those that it sends to."""
+    real, failing = peer_exchange._Image.view, []
+
+    def view(self, offset, nbytes):
+        if not failing and (when == "before it sends" or offset):
+            failing.append(self.group)
+        if failing and self.group is failing[0]:
+            raise OSError("gone")
+        return real(self, offset, nbytes)
+
+    monkeypatch.setattr(peer_exchange._Image, "view", view)
+    job = Job(checkpoint, tmp_path, [[ALL]] * 8)
+    job.run()
+    assert job.failed == {}
+    assert set(job.got) == {(node, 0) for node in range(8)}
+    assert failing
+    places = set(checkpoint.read)
+    assert len(checkpoint.read) <= len(places) * (1 + plan.SENDS)
 
 
 @pytest.mark.parametrize("place", [(0, 1), (2, 0)])
@@ -233,29 +279,44 @@ def test_a_connection_that_ends_in_the_middle_costs_what_was_still_to_come(check
 
 def test_who_lacks_the_secret_or_asks_for_another_job_gets_nothing():
     exchange = PeerExchange("127.0.0.1", JOB)
-    good = exchange.address
+    good, met = exchange.address, []
+    blocks = Blocks([3, 3])
+    thread = threading.Thread(target=lambda: met.append(exchange.meet(Place(0, 2), None, b"\x01", blocks, SAVE)))
+    thread.start()
+
+    def ask(job, link, said):
+        address = Address(good.host, good.port, link, good.secret)
+        with contextlib.closing(Connection("n", address, Cancel(), timeout_s=5)) as connection:
+            connection.ask(job, SAVE, 0, [wire.Range(wire.PARITY, 0, 8, checked=True)], said=said)
+            length = bytearray(8)
+            connection.receive(memoryview(length))
+            raw = bytearray(int.from_bytes(length, "little"))
+            connection.ask(job, SAVE, 0, [wire.Range(wire.PARITY, 8, len(raw), checked=True)])
+            connection.receive(memoryview(raw))
+            return Orders.unpack(bytes(raw), 2)
+
+    theirs = Summary(column_of(1, b"\x03", 2), {1: good}).pack()
     try:
-        exchange.announce(SAVE, b"\x07")
         with pytest.raises(PeerError):
-            Connection("n", Address(good.host, good.port, f"1:{SAVE.text}", bytes(32)), Cancel(), timeout_s=3)
-        for job, save, told in [(JobKey("/store", "other"), SAVE, "is not the one"), (JOB, SAVE, "")]:
-            address = Address(good.host, good.port, f"1:{SAVE.text}", good.secret)
-            with contextlib.closing(Connection("n", address, Cancel(), timeout_s=3)) as connection:
-                connection.ask(job, save, 0, [wire.Range(wire.PARITY, 0, 1, checked=True)])
-                found = bytearray(1)
-                if told:
-                    with pytest.raises(PeerError, match=told):
-                        connection.receive(memoryview(found))
-                else:
-                    connection.receive(memoryview(found))
-                    assert found == b"\x07"
-        address = Address(good.host, good.port, f"1:{SaveId(1, 2, 2, RUN).text}", good.secret)
-        with contextlib.closing(Connection("n", address, Cancel(), timeout_s=3)) as connection:
-            connection.ask(JOB, SAVE, 0, [wire.Range(wire.PARITY, 0, 1, checked=True)])
-            with pytest.raises(PeerError, match="link of another"):
-                connection.receive(memoryview(bytearray(1)))
+            Connection("n", Address(good.host, good.port, "1", bytes(32)), Cancel(), timeout_s=3)
+        for job, link, said, told in [
+            (JobKey("/store", "other"), "1.child", theirs, "is not the one"),
+            (JOB, "2.child", theirs, "is no child"),
+            (JOB, "x.child", theirs, "is no link"),
+            (JOB, "1", theirs, "is no link"),
+            (JOB, "1.child", b"junk", "another read"),
+        ]:
+            with pytest.raises(PeerError, match=told):
+                ask(job, link, said)
+        orders = ask(JOB, "1.child", theirs)
     finally:
         exchange.close()
+        thread.join()
+    ((plan, addresses),) = met
+    assert orders.edges.block.tolist() == [0]
+    source = int(orders.edges.source[0])
+    assert (plan.goes if source == 0 else plan.comes) == {1: [0]}
+    assert addresses.keys() == {0, 1}
     assert "secret" not in repr(good)
     assert repr(good.secret) not in repr(good)
 
