@@ -137,7 +137,7 @@ class JobNode:
         linked = (self.membership, self.fetching, protection, self.readers)
         return {
             ev.PeerUp: (self._peer_up, *(part.peer_up for part in linked)),
-            ev.PeerDown: (*(part.peer_down for part in linked), self._peer_down),
+            ev.PeerDown: (self.fetching.peer_down, protection.peer_down, self.readers.peer_down, self._peer_down),
             ev.ColumnOffered: (protection.offered,),
             ev.SealAsked: (self.answers.seal_asked,),
             ev.ChunkRequested: (self.answers.chunk_requested,),
