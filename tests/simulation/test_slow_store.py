@@ -1,9 +1,11 @@
 """An hour of saving to a store that is ten times too slow; ``python -m tests.simulation.slow_store`` plays many."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.retention import Retention
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.node.node import JobNode
@@ -95,9 +97,9 @@ def gives_no_room(self, nbytes):
     """As an arena without a budget."""
 
 
-def keeps_the_newest_alone(self, committed):
-    self._keep_last = 1
-    return retire(self, committed)
+def keeps_the_newest_alone(self):
+    self._facts.policy = replace(self._facts.policy, keep_last=1)
+    return retire(self)
 
 
 retire = Retention.retire
@@ -120,6 +122,6 @@ def test_a_core_that_breaks_this_is_caught(monkeypatch, broken, notices):
 
 
 def test_a_status_that_forgets_saves_is_caught(monkeypatch):
-    monkeypatch.setattr(Saves, "ends", property(lambda self: type(self._past)(r.end for r in self.records.values())))
+    monkeypatch.setattr(JobState, "ends", property(lambda self: Counter(r.end for r in self.records.values() if r.end)))
     with pytest.raises(AssertionError, match="the status tells of"):
         play(Hour())

@@ -119,7 +119,7 @@ def test_links_lead_somewhere():
 def test_versions_in_documents_are_those_of_the_code():
     text = " ".join((ROOT / "docs" / name).read_text() for name in ("format.md", "protocol.md"))
     told = {
-        "ckptd.shared.format.manifest": re.findall(r"and `version` (\d+)|COMMITTED \| `format` (\d+)", text),
+        "ckptd.shared.format.sealed_record": re.findall(r"and `version` (\d+)|COMMITTED \| `format` (\d+)", text),
         "ckptd.shared.format.layout": re.findall(r"\| layout, leaves \| (\d+) ()", text),
         "ckptd.shared.protocol.messages": re.findall(r"carries `version`, (\d+)()", text),
         "ckptd.peers.packets": re.findall(r"ack, body\], release\]`. Version is (\d+)()", text),
