@@ -66,7 +66,8 @@ _LINKS = (
     ),
     _row(
         "staged-only-with-every-rank", f"{_COORDINATOR}saves.py",
-        "complete = not record.staged and record.in_memory", "complete = not record.staged",
+        "complete = SAVE.takes(record.state, On.WHOLE) and record.in_memory",
+        "complete = SAVE.takes(record.state, On.WHOLE)",
         "links.py::test_a_node_that_is_cut_off_degrades_its_set_until_it_is_back",
     ),
     _row(

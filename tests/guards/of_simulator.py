@@ -16,7 +16,8 @@ ROWS = (
     ),
     _row(
         "core-staged-after-all-ranks", f"{_COORDINATOR}saves.py",
-        "complete = not record.staged and record.in_memory", "complete = not record.staged",
+        "complete = SAVE.takes(record.state, On.WHOLE) and record.in_memory",
+        "complete = SAVE.takes(record.state, On.WHOLE)",
     ),
     _row(
         "core-older-parity-stays", f"{_NODE}parity.py",

@@ -5,6 +5,7 @@ import enum
 from ckptd.core.coordinator.departures import How
 from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.save_states import State
+from ckptd.core.coordinator.session_states import SESSION, Presence, SessionOn
 
 
 class Verdict(enum.Enum):
@@ -21,22 +22,30 @@ class Leave:
     def __init__(self, facts: JobState) -> None:
         self._facts = facts
         self._session = facts.session
-        self._orphaned_at: float | None = None  # when the last rank ended without closing
+        self._state: Presence | None = None
+        self._since = 0.0  # of the state
         self._crashed = False  # some rank of the session ended without closing
-        self.closing = False  # every rank closed: free the memory once durable
 
     def new_session(self) -> None:
         """None of its ranks has ended."""
         self._crashed = False
 
+    def _move(self, on: SessionOn, now: float) -> None:
+        self._state, self._since = SESSION.after(self._state, on), now
+
     def adopted(self, now: float) -> None:
         """Memory of the job was found at start."""
-        self._orphaned_at = now
+        self._move(SessionOn.FOUND, now)
+
+    @property
+    def closing(self) -> bool:
+        """Whether every rank closed."""
+        return self._state is Presence.CLOSING
 
     @property
     def orphaned(self) -> bool:
-        """Whether no rank is in, and the job was not closed."""
-        return self._orphaned_at is not None
+        """Whether no rank is in any more."""
+        return self._state in {Presence.CLOSING, Presence.ORPHANED}
 
     def left(self, how: How) -> None:
         """A rank of the session ended."""
@@ -44,18 +53,18 @@ class Leave:
 
     def stranger_left(self, now: float) -> None:
         """A rank that was not in ended; perhaps it was the last that might have had a use for what lies here."""
-        if not self._session.attended and not self.closing and self._orphaned_at is None:
-            self._orphaned_at = now
+        if not self._session.attended and not self.orphaned:
+            self._move(SessionOn.LEFT, now)
 
     def all_left(self, now: float) -> None:
         """No rank is in any more, as far as nodes answer."""
-        self._orphaned_at = now
-        self.closing = not self._crashed and not self._session.members
+        closed = not self._crashed and not self._session.members
+        self._move(SessionOn.CLOSED if closed else SessionOn.LEFT, now)
 
     def react(self, now: float) -> Verdict:
         """A closed job's memory is free once its newest checkpoint is durable; a crashed one's after orphan_ttl_s."""
-        if self._session.attended:
-            self.closing, self._orphaned_at = False, None
+        if self._session.attended and self._state is not Presence.OPEN:
+            self._move(SessionOn.ENTERED, now)
         facts = self._facts
         expired = self.until is not None and now >= self.until
         if not (self.closing or expired) or self._session.peopled:
@@ -70,13 +79,13 @@ class Leave:
         waits = newest is not None and newest.state is not State.DURABLE
         if facts.active is not None or (waits and not expired):
             return Verdict.STAYS
-        self.closing, self._orphaned_at = False, None
+        self._move(SessionOn.RELEASED, now)
         return Verdict.RELEASED
 
     @property
     def until(self) -> float | None:
         """When the memory of a crashed job is given up; None while anybody may want it, or a drain reads it."""
-        if self._orphaned_at is None or self._session.wanted or self._facts.active is not None:
+        if not self.orphaned or self._session.wanted or self._facts.active is not None:
             return None
         held, policy = self._facts.anything_held, self._facts.policy
-        return self._orphaned_at + (policy.orphan_ttl_s if held else policy.empty_ttl_s)  # mere room: a launcher's
+        return self._since + (policy.orphan_ttl_s if held else policy.empty_ttl_s)  # mere room: a launcher's

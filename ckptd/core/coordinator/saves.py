@@ -12,7 +12,7 @@ from ckptd.core.coordinator.fence import was_taken_over
 from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.retention import removed_by_others
 from ckptd.core.coordinator.save_record import Record, disagreement, newest_whole
-from ckptd.core.coordinator.save_states import ON_STORE_WAY, SAVE, On, State
+from ckptd.core.coordinator.save_states import SAVE, On, State
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.format.replica_attestations import Attestation, difference_of
@@ -78,7 +78,7 @@ class Saves(Drains):
         clash = self._facts.clash_of(record.save)
         if clash is not None:
             return self._disagree(record, clash)
-        complete = not record.staged and record.in_memory
+        complete = SAVE.takes(record.state, On.WHOLE) and record.in_memory
         if record.end is not None and not (again and complete):
             return [] if again else self._tell_end(record)  # a late rank of a save that is over, or one that repeats
         if complete:
@@ -196,7 +196,7 @@ class Saves(Drains):
         actions: list[Action] = []
         for save in self._facts.on_store:
             record = self._facts.records.get(save) if save.incarnation != self._facts.disputed else None
-            if record is None or record.state in {State.DURABLE, *ON_STORE_WAY}:
+            if record is None or not SAVE.takes(record.state, On.FOUND):
                 continue
             if save.incarnation < self._facts.incarnation or not was_taken_over(save, event.records, self.fence.void):
                 actions += self._end(record, On.FOUND, self.fence.hides(save))

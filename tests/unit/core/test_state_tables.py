@@ -4,10 +4,15 @@ import pytest
 
 from ckptd.core.coordinator.protection_states import PROTECTION, Encoding, EncodingOn
 from ckptd.core.coordinator.save_states import ENDS, SAVE, On, State
+from ckptd.core.coordinator.session_states import SESSION, Presence, SessionOn
 from tests.states import TABLES
 from tests.unit.sources import ROOT
 
-KINDS = {"save": (SAVE, State, On), "protection": (PROTECTION, Encoding, EncodingOn)}
+KINDS = {
+    "save": (SAVE, State, On),
+    "protection": (PROTECTION, Encoding, EncodingOn),
+    "session": (SESSION, Presence, SessionOn),
+}
 ROWS = [pytest.param(*kinds, id=name) for name, kinds in KINDS.items()]
 
 
