@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from ckptd.core.coordinator.protection_states import PROTECTION
+from ckptd.core.coordinator.restore_states import RESTORE
 from ckptd.core.coordinator.save_states import SAVE
 from ckptd.core.coordinator.session_states import SESSION
 from ckptd.core.coordinator.state_table import Table
 
-TABLES: dict[str, Table[Any, Any]] = {"save": SAVE, "protection": PROTECTION, "session": SESSION}
+TABLES: dict[str, Table[Any, Any]] = {"save": SAVE, "protection": PROTECTION, "session": SESSION, "load": RESTORE}
 
 
 @contextmanager

@@ -117,7 +117,7 @@ class Coordinator:
             ev.Drained: self._voted,
             ev.VoteWritten: self._voted,
             ev.LoadsAsked: self._load_asked,
-            ev.LoadsReported: lambda _, event, now: self.restores.reported(event, now),
+            ev.LoadsReported: lambda _, event, _now: self.restores.reported(event),
         }
 
     # --- what follows from the facts
@@ -270,7 +270,8 @@ class Coordinator:
 
     def _fetched(self, node: str, event: ev.SegmentFetched, now: float) -> list[Action]:
         actions = [] if event.problem else self.saves.fetched(node, event.save, event.rank, now, event.attestations)
-        return [*actions, *self.restores.fetched(node, event, now)]
+        self.restores.fetched(node, event)
+        return actions
 
     def _left(self, event: ev.RankGone | ev.RankDetached, now: float) -> list[Action]:
         ours = event.session == self.sessions.session and event.rank in self.sessions.members
@@ -348,8 +349,8 @@ class Coordinator:
             return [*actions, *([self._scan()] if self._blank else [])]  # the number made one, or it does not answer
         actions = self.restores.incarnation_taken(self.sessions.number_of(event), event.run, self._scan())
         if event.problem:  # nor would it answer a scan
-            silent = ev.StoreScanned(job=self.job, problem=event.problem)
-            return self.restores.scanned(silent, now)
+            self.restores.scanned(ev.StoreScanned(job=self.job, problem=event.problem))
+            return []
         return actions
 
     def _committed(self, event: ev.CommitEnded, now: float) -> list[Action]:
@@ -386,8 +387,8 @@ class Coordinator:
             self.runs.scanned(event)
             actions += self._sort_runs()
         actions += self.saves.scanned(event, self.sessions.incarnation, now)
-        actions += self._look_again()
-        return [*actions, *self.restores.scanned(event, now)]
+        self.restores.scanned(event)
+        return [*actions, *self._look_again()]
 
     def _weigh_numbers(self, event: ev.StoreScanned) -> list[Action]:
         """Incarnations that lie on the store: a number made up while it was silent must not be one of them."""

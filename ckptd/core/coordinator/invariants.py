@@ -20,6 +20,7 @@ def check(facts: JobState, parity: ParityScheduler) -> None:
     _check_parity(parity)
     facts.chunks.check()
     facts.inventory.check()
+    facts.restore.check()
 
 
 def _check_places(facts: JobState) -> None:

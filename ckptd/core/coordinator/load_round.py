@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from ckptd.core import events as ev
 from ckptd.core.actions import ToNode
+from ckptd.core.coordinator.restore_states import Loading
 from ckptd.shared.base.ids import NO_RUN, RunId, SaveId
 from ckptd.shared.protocol.messages import Tier
 
@@ -22,6 +23,7 @@ class Round:
     since: float  # when the ranks began to wait
     step: int | None
     run: RunId | None  # of which alone a checkpoint is taken
+    state: Loading = Loading.COLLECTING
     asked: set[int] = field(default_factory=set)
     scan: ev.StoreScanned | None = None
     incarnation: int | None = None
@@ -43,12 +45,6 @@ class Round:
     spread: set[SaveId] = field(default_factory=set)  # some rank needs images of others than those it shared with
     in_part: bool = False  # the ranks were sent to what each shared with others, not to all images
     unwhole: set[SaveId] = field(default_factory=set)  # cannot be had, or read, as a whole at every node
-
-    @property
-    def undecided(self) -> bool:
-        """Whether all that a choice takes is known, but for the ranks that have still to call, and none is made."""
-        known = self.scan is not None and self.incarnation is not None
-        return known and self.choice is None and not self.fetches and self.awaited is None
 
     def arrived(self, node: str, event: ev.SegmentFetched) -> None:
         """A segment that was ordered has come to a node, or cannot."""

@@ -23,6 +23,7 @@ from ckptd.core.coordinator.empty_loads import Asked, Found, Reason, Refusal, an
 from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.load_round import Round
 from ckptd.core.coordinator.locations import Routes
+from ckptd.core.coordinator.restore_states import RESTORE, Loading, LoadOn
 from ckptd.core.coordinator.save_record import few
 from ckptd.core.coordinator.strangers import Strangers
 from ckptd.shared.base.ids import RunId, SaveId
@@ -57,7 +58,14 @@ class Restores:
     def callers(self) -> tuple[float | None, set[int]]:
         """Since when a load waits for ranks to call it, None when none does, and which ranks have."""
         r = self._round
-        return (r.since, r.asked) if r is not None and r.choice is None else (None, set())
+        return (r.since, r.asked) if r is not None and r.state is not Loading.READING else (None, set())
+
+    def _move(self, r: Round, on: LoadOn) -> None:
+        after = RESTORE.after(r.state, on)
+        if after is None:
+            self._round = None
+        else:
+            r.state = after
 
     @property
     def wants_incarnation(self) -> bool:
@@ -71,29 +79,30 @@ class Restores:
         """
         actions: list[Action] = []
         if self._round is None:
-            self._round = Round(now, event.step, event.run)
-            self._ended = ""
+            self._round, self._ended = Round(now, event.step, event.run), ""
+            assert RESTORE.after(None, LoadOn.CALLED) is self._round.state  # noqa: S101 - as its table says
             actions = [take]
         if (event.step, event.run) != (self._round.step, self._round.run):
             text = f"ranks ask for different steps: {self._round.step} and {event.step}"
             return self._refuse("usage", text, "call load with the same step and run on all ranks")
-        if self._round.order is not None and self._round.choice is not None:  # the answer, or its daemon, was lost
+        if (
+            self._round.order is not None and self._round.state is Loading.READING
+        ):  # the answer, or its daemon, was lost
             self._round.reported.difference_update(event.ranks)
             return [ToNode(job=self._job, node=node, message=self._round.order)]
         self._round.asked.update(event.ranks)
-        return [*actions, *self._choose_when_ready(now)]
+        return actions
 
-    def scanned(self, event: ev.StoreScanned, now: float) -> list[Action]:
+    def scanned(self, event: ev.StoreScanned) -> None:
         """What lies on the store is known, or that it does not answer."""
         if self._round is None or self._round.scan is not None or self._round.incarnation is None:
-            return []
+            return
         if event.after < self._round.incarnation and not event.problem:
-            return []  # it was asked for before the number was taken: a commit since then would be missed
+            return  # it was asked for before the number was taken: a commit since then would be missed
         self._round.scan = event
         self._round.notes += event.notes
         if event.problem:
             self._round.notes.append(f"the store did not answer: {event.problem}")
-        return self._choose_when_ready(now)
 
     def incarnation_taken(self, number: int, run: RunId, scan: ScanStore) -> list[Action]:
         """The number, and the run, that the restored job continues with. scan: asks what lies on the store now."""
@@ -105,42 +114,40 @@ class Restores:
     def is_outdated(self, at_least: int) -> bool:
         """Whether the load's number is known to be somebody else's too: it waits for another one, and its scan."""
         r = self._round
-        if r is None or r.incarnation is None or r.choice is not None or r.incarnation >= at_least:
+        if r is None or r.incarnation is None or r.state is Loading.READING or r.incarnation >= at_least:
             return False
         r.incarnation, r.scan = None, None
         return True
 
-    def _store_moved(self, now: float) -> list[Action]:
-        """More is known of the store than before; perhaps about what the load waits for."""
-        awaited = self._round.awaited if self._round is not None else None
-        if self._round is None or awaited is None:
-            return []
-        if awaited not in self._saves.on_store and awaited.incarnation != self._saves.disputed:
-            return []
-        self._round.awaited = None
-        return self._choose_when_ready(now)
-
-    def _choose_when_ready(self, now: float) -> list[Action]:
-        r = self._round
-        ready = r is not None and r.undecided and len(r.asked) >= self._world_size and self._saves.inventory.complete
-        return self._choose(r, now) if r is not None and ready else []
-
     def react(self, now: float) -> list[Action]:
         """What follows from the facts, as they are now."""
-        return [*self._hopeless(), *self._store_moved(now), *self._choose_when_ready(now)]
+        actions, r = self._hopeless(), self._round
+        if r is None:
+            return actions
+        if (save := r.awaited) is not None and (
+            save in self._saves.on_store or save.incarnation == self._saves.disputed
+        ):
+            self._waits_no_more(r, LoadOn.STORED)
+        known = r.state is Loading.COLLECTING and r.scan is not None and r.incarnation is not None
+        ready = known and len(r.asked) >= self._world_size and self._saves.inventory.complete
+        return self._choose(r, now) if ready else actions
+
+    def _waits_no_more(self, r: Round, on: LoadOn) -> None:
+        r.awaited, r.fetches = None, {}
+        self._move(r, on)
 
     def new_session(self) -> list[Action]:
         """Another session is the job now."""
         self.settled = None
         if self.agreed is not None and self.agreed.incarnation < self._sessions.incarnation:
             self.agreed = None
-        return self._refuse("stale", "another session took the job over", "") if self._round is not None else []
+        return self._refuse("stale", "another session took the job over", "")
 
     def resumed(self, order: ev.LoadOrdered, *, asked_here: bool) -> None:
         """A load had ended before this daemon started. asked_here: a rank has asked for one since."""
         self.agreed = order
-        if not asked_here:
-            self._round = None  # the load that seemed to begin is one that has ended before
+        if self._round is not None and not asked_here:
+            self._move(self._round, LoadOn.ENDED_BEFORE)
 
     @property
     def awaited(self) -> SaveId | None:
@@ -264,6 +271,7 @@ class Restores:
         if self._saves.newest_staged is not self._saves.records[save]:
             return None
         r.awaited, r.since = save, now
+        self._move(r, LoadOn.UNSTORED)
         return []  # the drain follows
 
     def _not_drained(self, r: Round, save: SaveId) -> Reason:
@@ -282,16 +290,18 @@ class Restores:
 
     def _gather(self, r: Round, save: SaveId, fetches: dict[tuple[int, str], ev.FetchOrdered]) -> list[Action]:
         r.gathered = save
+        self._move(r, LoadOn.MISSING)
         r.fetches = {key: ToNode(job=self._job, node=key[1], message=order) for key, order in fetches.items()}
         return list(r.fetches.values())
 
-    def fetched(self, node: str, event: ev.SegmentFetched, now: float) -> list[Action]:
+    def fetched(self, node: str, event: ev.SegmentFetched) -> None:
         """A segment has come to a node, or cannot."""
         r = self._round
         if r is None or r.gathered != event.save or (event.rank, node) not in r.fetches:
-            return []
+            return
         r.arrived(node, event)
-        return self._choose_when_ready(now)
+        if not r.fetches:
+            self._move(r, LoadOn.CAME)
 
     def peer_up(self, node: str) -> list[Action]:
         """It may not have received what was ordered."""
@@ -313,6 +323,7 @@ class Restores:
         )
 
     def _order(self, r: Round, save: SaveId, tiers: list[Tier], *, whole: bool = False) -> Action:
+        self._move(r, LoadOn.SENT)
         r.choice, r.reported, r.failed, r.attempts = save, set(), False, r.attempts + 1
         dirname = self._saves.on_store[save].dirname if save in self._saves.on_store else ""
         r.order = self._ordered(
@@ -326,13 +337,13 @@ class Restores:
         if isinstance(said, Refusal):
             return self._refuse("restore", said.message, said.hint)
         self.agreed = order = self._ordered(r, said)
-        self._round = None
+        self._move(r, LoadOn.EMPTY)
         return [ToNode(job=self._job, message=order)]
 
-    def reported(self, event: ev.LoadsReported, now: float) -> list[Action]:
+    def reported(self, event: ev.LoadsReported) -> list[Action]:
         """Ranks of a node read their bytes, or could not."""
         r = self._round
-        if r is None or event.save != r.choice:
+        if r is None or r.state is not Loading.READING or event.save != r.choice:
             text = self._ended or f"the load of {event.save} is over"
             refusal = ev.LoadRefused(job=self._job, node=self._node, code="restore", message=text)
             return [ToNode(job=self._job, message=replace(refusal, rank=rank)) for rank in event.ranks]
@@ -344,36 +355,35 @@ class Restores:
         if len(r.reported) < self._world_size:
             return []
         if r.failed:
-            return self._choose(r, now)
+            self._move(r, LoadOn.UNREAD)
+            return []
         notes = (*r.notes, *self._saves.notes_of(event.save))
         self.agreed = order = self._ordered(r, notes, save=r.choice, agreed=True)
-        self._round, self.settled = None, r.choice if r.step is None else None
+        self.settled = r.choice if r.step is None else None
+        self._move(r, LoadOn.AGREED)
         return [ToNode(job=self._job, message=order)]
 
     def rank_gone(self, left: Departure) -> list[Action]:
         """A rank ended in the middle of the load: it cannot be agreed any more."""
         r = self._round
-        return self._refuse("restore", *left.of_load(called=left.rank in r.asked)) if r is not None else []
+        return self._refuse("restore", *left.of_load(called=r is not None and left.rank in r.asked))
 
     def node_gone(self, node: str, ranks: list[int]) -> list[Action]:
         """These ranks' node does not answer: neither do they."""
-        if self._round is None or not ranks:
-            return []
-        return self._refuse(
-            "restore", f"node {node} does not answer, where ranks {few(ranks)} run", "start the job again"
-        )
+        text = f"node {node} does not answer, where ranks {few(ranks)} run"
+        return self._refuse("restore", text, "start the job again") if ranks else []
 
     def _hopeless(self) -> list[Action]:
         """Some rank will never join."""
         why = self._sessions.incomplete
-        return self._refuse("restore", why, "start all ranks again, alike") if why and self._round is not None else []
+        return self._refuse("restore", why, "start all ranks again, alike") if why else []
 
     def next_deadline(self) -> float | None:
         """When ranks that wait for others have waited long enough."""
         r = self._round
         if r is None:
             return None
-        if r.choice is None and not r.fetches:
+        if r.state in {Loading.COLLECTING, Loading.DRAINING}:
             return r.since + self._policy.stage_timeout_s
         return r.ordered + self._policy.read_timeout_s
 
@@ -382,28 +392,40 @@ class Restores:
         r, deadline = self._round, self.next_deadline()
         if r is None or deadline is None or now < deadline:
             return []
-        if r.awaited is not None:
+        if r.state is Loading.DRAINING and r.awaited is not None:
             text = f"{r.awaited} must be on the store to be read by these ranks, and its drain does not end"
             r.notes.append(f"{text}: ckptd status tells why; started as they were, the ranks read it from memory")
             r.given_up.add(r.awaited)
-            r.awaited = None
-            return self._choose(r, now)
-        if r.fetches:
+        elif r.state is Loading.FETCHING and r.gathered is not None:
             late = sorted({rank for rank, _ in r.fetches})
-            if r.gathered is not None:
-                r.unwhole.add(r.gathered)
-                r.damaged |= {(r.gathered, tier, rank) for rank in late for tier in (Tier.PEER, Tier.REBUILT)}
+            r.unwhole.add(r.gathered)
+            r.damaged |= {(r.gathered, tier, rank) for rank in late for tier in (Tier.PEER, Tier.REBUILT)}
             r.notes.append(f"{r.gathered}: the segments of ranks {few(late)} did not come")
-            r.fetches = {}
-            return self._choose(r, now)
-        if r.choice is None:
+        elif r.state is Loading.COLLECTING:
             missing = sorted(set(range(self._world_size)) - r.asked)
             return self._refuse("restore", f"ranks {missing} did not call load", "call load on every rank")
-        ranks = few(sorted(set(range(self._world_size)) - r.reported))
-        text = f"ranks {ranks} did not report within {self._policy.read_timeout_s:g} s that they have read {r.choice}"
-        return self._refuse("restore", text, "end these ranks and start the job again; a longer time: read_timeout_s")
+        else:
+            ranks = few(sorted(set(range(self._world_size)) - r.reported))
+            text = (
+                f"ranks {ranks} did not report within {self._policy.read_timeout_s:g} s that they have read {r.choice}"
+            )
+            hint = "end these ranks and start the job again; a longer time: read_timeout_s"
+            return self._refuse("restore", text, hint)
+        self._waits_no_more(r, LoadOn.LATE)
+        return []
 
     def _refuse(self, code: str, message: str, hint: str) -> list[Action]:
-        self._round, self._ended = None, message
+        if self._round is None:
+            return []
+        self._move(self._round, LoadOn.REFUSED)
+        self._ended = message
         order = ev.LoadRefused(job=self._job, node=self._node, code=code, message=message, hint=hint)
         return [ToNode(job=self._job, message=order)]
+
+    def check(self) -> None:
+        """Asserts what must always hold."""
+        r = self._round
+        if r is not None:
+            assert bool(r.fetches) == (r.state is Loading.FETCHING), f"{r.state}, with {r.fetches}"  # noqa: S101
+            assert (r.awaited is not None) == (r.state is Loading.DRAINING), f"{r.state}, for {r.awaited}"  # noqa: S101
+            assert r.choice is not None or r.state is not Loading.READING, "ranks read nothing"  # noqa: S101

@@ -3,6 +3,7 @@
 import pytest
 
 from ckptd.core.coordinator.protection_states import PROTECTION, Encoding, EncodingOn
+from ckptd.core.coordinator.restore_states import RESTORE, Loading, LoadOn
 from ckptd.core.coordinator.save_states import ENDS, SAVE, On, State
 from ckptd.core.coordinator.session_states import SESSION, Presence, SessionOn
 from tests.states import TABLES
@@ -12,6 +13,7 @@ KINDS = {
     "save": (SAVE, State, On),
     "protection": (PROTECTION, Encoding, EncodingOn),
     "session": (SESSION, Presence, SessionOn),
+    "load": (RESTORE, Loading, LoadOn),
 }
 ROWS = [pytest.param(*kinds, id=name) for name, kinds in KINDS.items()]
 
