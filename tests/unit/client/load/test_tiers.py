@@ -25,9 +25,9 @@ def test_every_tier_but_the_store_reads_the_slot_it_is_pointed_to(tier, node, jo
     (path,) = wait_for(lambda: [p for p in node.slots() if f"/{job}-" in p and digested(p)])
     order = LoadFrom(reply_to=1, incarnation=9, run=RUN, save=handle.save_id, tier=tier, slot=os.path.basename(path))
     state = {"w": torch.zeros(5)}
-    segment = rounds._read(client._link, state, order, None, strict=True)
+    segment = rounds._read(client._link, state, order, strict=True)
     segment.fit.finish(state)
     assert (segment.save, segment.tier, state["w"].tolist()) == (handle.save_id, tier, [0.0, 1.0, 2.0, 3.0, 4.0])
-    found = rounds._find(client._link, order)
+    found = rounds._find(client._link, order, client._link.ask)
     assert (found.tier, found.world_size) == (tier, 1)
     found.close()
