@@ -1,8 +1,8 @@
 """A node whose daemon takes time for what it does: what comes while its loop is busy is handled later.
 
 One round of the loop, as ckptd.daemon.loop has it: what this node's ranks and threads have said by now, then at most
-256 packets of other daemons, then what is due on the links; each event goes through the core at its own time, and
-what the core orders leaves when the loop gets to it. Only between two rounds a keep-alive can leave.
+256 packets of other daemons or 10 ms of them, then what is due on the links; each event goes through the core at its
+own time, and what the core orders leaves when the loop gets to it. In a long round a thread sends keep-alives.
 """
 
 import time
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.peers.keep_alive import _HANGS_S
+from ckptd.peers.link import KEEPALIVES
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer, Topology
 from tests.simulation.machine import Machine
@@ -34,6 +36,8 @@ class Load:
     longest_s: float = 0.0
     long_turns: int = 0  # of more than LONG_S
     links_lost: int = 0
+    packets: int = 0
+    again: int = 0  # of these: with a body that had come before, because its acknowledgement took too long
     events: int = 0
     core_s: float = 0.0
 
@@ -50,7 +54,9 @@ class BusyMachine(Machine):
         self._free_at = 0.0
         self._at_hand: deque[ev.Event] | None = None  # of the round that runs; None: the loop sleeps
         self._received = False  # in this round
-        self._round_began = 0.0
+        self._round_began = 0.0  # or ended, where the loop sleeps
+        self._signs = False  # the thread that sends signs of life is to look at the loop
+        self._interval_s = self.wire.costs.peer_timeout_s / KEEPALIVES
         self._touched = True  # the core, since its deadline was asked for
         self._deadline: float | None = None
         self._planned: float | None = None  # when the loop continues
@@ -65,8 +71,25 @@ class BusyMachine(Machine):
     def charge(self, seconds: float) -> None:
         """The loop is busy for so much longer."""
         if self.world.charged:
+            if self._at_hand is None and self._free_at <= self.world.clock.now:
+                self._round_began = self.world.clock.now
             self._free_at = self.loop_time + seconds
             self.load.busy_s += seconds
+            if self._free_at - self._round_began > self._interval_s and not self._signs:
+                self._signs = True
+                self.world.clock.at(self._round_began + self._interval_s, self._sign, self.life)
+
+    def _sign(self, life: int) -> None:
+        """The plane's thread: the loop is in a long turn."""
+        now = self.world.clock.now
+        self._signs = False
+        if self.life != life or self.plane is None or self.frozen or self._free_at <= now:
+            return
+        turn_s = now - self._round_began
+        if turn_s + _POLL_S >= self._interval_s and turn_s < _HANGS_S:
+            self.plane.send_signs_of_life()
+        self._signs = True
+        self.world.clock.after(self._interval_s, self._sign, life)
 
     def reset(self) -> None:
         """Counts anew."""
@@ -210,7 +233,7 @@ class BusyMachine(Machine):
             assert due is None or due > self.now, f"{self.name}: the loop would spin: due {due}, now {self.now}"
         if self.world.thorough or self.world.events % 16 == 0:
             self.catalogue.check()
-        took = self.loop_time - self._round_began
+        took, self._round_began = self.loop_time - self._round_began, self.loop_time
         self.load.longest_s = max(self.load.longest_s, took)
         self.load.long_turns += took > LONG_S
 

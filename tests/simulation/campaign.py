@@ -1,6 +1,7 @@
 """``python -m tests.simulation.campaign COUNT NODES FIRST_SEED``: many seeds in processes; names each that fails."""
 
 import argparse
+import gc
 import os
 import sys
 import time
@@ -10,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation.run import BrokenError, Outcome, play
+from tests.states import missed
 
 
 def attempt(seed: int, nodes: int, options: dict[str, Any]) -> Outcome | tuple[int, str, str]:
     """What became of a seed: its outcome, or seed, problem and transcript."""
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)  # worlds live as long as their play
     try:
         return play(seed, nodes=nodes, **options)
     except BrokenError as error:
@@ -32,13 +36,14 @@ def main() -> int:
     parser.add_argument("--compound", type=float, default=0.0, help="chance that a fault is several, at a coordinator")
     parser.add_argument("--slower", type=float, default=0.0, help="what daemons do takes time; 1: as on a machine")
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no seed after so long")
+    parser.add_argument("--all-rows", action="store_true", help="fails when a row of the core's tables was never taken")
     parser.add_argument("--save", help="a directory for the transcripts of failing seeds")
     args = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # as replay has it
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.campaign", *sys.argv[1:]])  # noqa: S606 - this very program
     began, played, failed, events, slowest, cpu = time.monotonic(), 0, 0, 0, 0.0, 0.0
-    totals: dict[str, Counter[str]] = {"faults": Counter(), "told": Counter(), "counts": Counter()}
+    totals: dict[str, Counter[str]] = {name: Counter() for name in ("faults", "told", "counts", "rows")}
     with ProcessPoolExecutor(args.jobs) as pool:
         seeds = range(args.first_seed, args.first_seed + args.count)
         options = {name: getattr(args, name) for name in ("scheme", "seconds", "compound", "slower")}
@@ -65,9 +70,12 @@ def main() -> int:
         f"{events} events, {wall:.1f} s; of CPU {cpu / max(played - failed, 1):.2f} s a seed, slowest {slowest:.2f} s"
     )
     print(f"{played} seeds x {args.nodes} nodes: {failed} failed; {took}")
+    rows = totals.pop("rows")
     for name, total in totals.items():
         print(f"{name}:", ", ".join(f"{key} {number}" for key, number in sorted(total.items())))
-    return 1 if failed else 0
+    absent = missed(rows)
+    print(f"{len(rows)} rows of the core's tables were taken; not taken: {len(absent)}", *absent, sep="\n  ")
+    return 1 if failed or (args.all_rows and absent) else 0
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ class Network:
         self.dropped = 0
         self.bad_weather = False
         self.wanted: Callable[[str, str], bool] = lambda _a, _b: True  # which links are made at all
+        self._last: tuple[Any, int, Any] = (None, 0, None)  # message, its bytes, as it is received
 
     def link(self, a: str, b: str) -> Link:
         """The link of two nodes, made when it is first asked for."""
@@ -205,14 +206,17 @@ class Network:
         """
         self.sent[node] += 1
         self.kinds[kind_of(message)] += 1
-        raw = node_messages.encode(message)
-        self.nbytes[node] += len(raw)
+        if message is not self._last[0]:  # an order to many nodes is one object
+            raw = node_messages.encode(message)
+            self._last = (message, len(raw), node_messages.decode(raw))
+        _, nbytes, received = self._last
+        self.nbytes[node] += nbytes
         link = self._of.get(node, {}).get(other)
         tie = link.tie if link is not None else None
         if link is None or tie is None or (node, message.job) not in tie.heard:
             self.dropped += 1
             return
-        self._send_on(link, tie, other, node_messages.decode(raw))
+        self._send_on(link, tie, other, received)
 
     def _send_on(self, link: Link, tie: Tie, node: str, message: Any) -> None:
         clock = self._clock

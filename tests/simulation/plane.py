@@ -13,7 +13,7 @@ from ckptd.core import events as ev
 from ckptd.peers.bulk_access import Offers
 from ckptd.peers.link import Link
 from ckptd.peers.packets import Body, Packet, encode_body
-from ckptd.peers.plane import _CONNECT_MOST, _RECEIVE_MOST, PeerPlane
+from ckptd.peers.plane import _CONNECT_MOST, _MOST_S, _RECEIVE_MOST, PeerPlane
 from ckptd.peers.remote import Remote
 from ckptd.peers.turns import Turns
 from ckptd.shared.base.ids import JobKey
@@ -82,6 +82,7 @@ class PlayedPlane(PeerPlane):
         self._keys: Counter[str] = Counter()
         self._events: list[ev.Event] = []
         self._mail = []
+        self._encoded: ev.Message | None = None  # the last
         self._turns, self._offers = Turns(), Offers()
         self.refused: Counter[str] = Counter()
         self._zap: Any = _Admission()
@@ -119,9 +120,13 @@ class PlayedPlane(PeerPlane):
         if remote is None:
             self.wire.dropped += 1
             return False
+        if not self.machine.world.charged and not remote.link.queued and self.wire.hand_over(self, job, node, message):
+            return True
         nbytes = self.wire.sizes.of(message)
         self.wire.counted(self._node, message, nbytes)
-        self.machine.charge(nbytes * self.wire.costs.encode_byte_s)
+        if message is not self._encoded:  # as BodyOnce has it
+            self._encoded = message
+            self.machine.charge(nbytes * self.wire.costs.encode_byte_s)
         sent = remote.link.send(Parcel(message, nbytes))  # type: ignore[arg-type]
         self._flush(remote)
         return sent
@@ -131,22 +136,34 @@ class PlayedPlane(PeerPlane):
         touched: dict[int, Remote] = {}
         for connection, packet in self.wire.take(self._node, _RECEIVE_MOST):
             self.machine.charge(costs.packet_in_s)
+            self.machine.load.packets += 1
             remote = self._remotes.get((connection.sender.name, connection.sender.peer.key))
             if remote is None:
                 self.refused["sender"] += 1
                 continue
+            self.machine.load.again += 0 < packet.seq <= remote.link._received
             remote.link.receive(packet, now)
             touched[id(remote)] = remote
+            if self._clock() >= now + _MOST_S:
+                break
+        if not self.wire.waits(self._node):
+            self._listened_at = now
         for remote in touched.values():
             self._flush(remote)
         return self._take_events()
 
     def tick(self) -> list[ev.Event]:
-        some = min(_CONNECT_MOST, self._not_connected)
-        if some:
-            self._not_connected -= some
-            self.machine.charge(some * self.wire.costs.link_s)
+        some = min(_CONNECT_MOST, self._not_connected, 1 + int(_MOST_S / self.wire.costs.link_s))
+        self._not_connected -= some
+        self.machine.charge(some * self.wire.costs.link_s)
         return super().tick()
+
+    def send_signs_of_life(self) -> None:
+        """What the thread does in the middle of a long turn."""
+        for remote in self._remotes.values():
+            assert isinstance(remote, PlayedRemote)
+            if remote.link.keepalive is not None and remote.connection is not None:
+                self.wire.slip(remote.connection, remote.link.keepalive)
 
     def next_deadline(self) -> float | None:
         return 0.0 if self._not_connected else super().next_deadline()

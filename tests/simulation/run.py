@@ -1,12 +1,14 @@
 """One seed played from start to end: a time of faults, then an examination in peace. A failing one tells its story."""
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckptd.shared.format.schemes import Scheme
 from tests.simulation.costs import Costs
 from tests.simulation.world import World
+from tests.states import reached
 
 EXAM_S = 3000.0  # in which a job must reach everything, once nothing goes wrong any more
 FREED_S = 300.0  # after its last rank closed
@@ -28,6 +30,7 @@ class Outcome:
     messages: dict[str, int] = field(default_factory=dict)  # by kind
     sent: dict[str, int] = field(default_factory=dict)  # messages by node
     nbytes: dict[str, int] = field(default_factory=dict)  # by node
+    rows: dict[str, int] = field(default_factory=dict)  # of the core's tables that were taken
 
     def __str__(self) -> str:
         told = " ".join(f"{k}={v}" for k, v in sorted(self.told.items()))
@@ -70,10 +73,12 @@ def play(
     costs = Costs().times(slower) if slower else None
     world = World(seed, nodes, scheme=drawn, set_size=size, fault_every_s=fault_every_s, costs=costs, **more)
     world.everything = [] if keep else None
+    rows: Counter[str] = Counter()
     try:
-        world.begin()
-        world.run(seconds)
-        examine(world)
+        with reached(rows):
+            world.begin()
+            world.run(seconds)
+            examine(world)
     except Exception as error:
         lines = [_line(line) for line in (world.everything if keep else world.lines) or ()]
         options = f" --scheme {scheme}" if scheme else ""
@@ -97,6 +102,7 @@ def play(
         dict(world.network.kinds),
         dict(world.network.sent),
         dict(world.network.nbytes),
+        dict(rows),
     )
 
 

@@ -13,15 +13,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptd.core import events as ev
 from ckptd.core.policy import Policy
 from ckptd.core.redundancy_sets import redundancy_sets
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.schemes import Scheme
+from ckptd.shared.format.slot import Seal, SlotState
 from ckptd.shared.protocol.messages import Cadence, Milestone
+from ckptd.shared.protocol.topology import Topology
+from tests.runs import STORE_ID
+from tests.simulation.arena import content_of
 from tests.simulation.busy import BusyMachine, Load
 from tests.simulation.costs import Costs
+from tests.simulation.machine import BEGAN
+from tests.simulation.ranks import CAPACITY
 from tests.simulation.session import Session
-from tests.simulation.world import World
+from tests.simulation.store import run_of
+from tests.simulation.world import KEY, World
 
 RANKS = 8
 SET_SIZE = 8
@@ -79,22 +87,24 @@ class Figures:
     def __str__(self) -> str:
         load = self.load
         turns = f"{load.longest_s * 1000:9.0f} {load.long_turns:6d} {self.links_lost:6d}"
-        nbytes = f"{self.nbytes_in / 1e6:9.1f} {self.nbytes_out / 1e6:9.1f}"
+        nbytes = f"{self.nbytes_in / 1e6:8.1f} {self.nbytes_out / 1e6:8.1f} {load.packets:8d} {load.again:8d}"
         times = f"{self.took_s:8.2f} {load.busy_s:8.2f} {load.core_s:7.2f} {self.other_busy_s:7.2f}"
         said = "; ".join(self.problems) or "ok"
         return f"{self.play:8s} {self.nodes:6d} {times} {turns} {nbytes} {load.events:8d} {self.cpu_s:7.1f}  {said}"
 
 
 HEAD = (
-    "play      nodes     took     busy    core   other   longest  >50ms  links    MB in    MB out   events     CPU\n"
-    "                       s        s       s       s        ms           lost                              s"
+    "play      nodes     took     busy    core   other   longest  >50ms  links    MB in   MB out  packets    again"
+    "   events     CPU\n"
+    "                       s        s       s       s        ms           lost                                   "
+    "                s"
 )
 
 
 class Crowd:
     """A job of so many nodes. ``measured`` gives the figures of what follows, until ``done``."""
 
-    def __init__(self, play: str, nodes: int, costs: Costs) -> None:
+    def __init__(self, play: str, nodes: int, costs: Costs, *, filled: bool = False) -> None:
         self._began = time.process_time()
         self.play, self.nodes = play, nodes
         quiet = {"fault_every_s": 0.0, "shared": 0.0, "relaid": 0.0, "think_s": 1e7}
@@ -109,7 +119,28 @@ class Crowd:
         world.network.wanted = lambda a, b: self.chief in {a, b} or of[a] == of[b]
         self.launcher = world.launchers[0]
         self.launcher._placement = lambda: [m for m in world.nodes.values() for _ in range(RANKS)]  # type: ignore[method-assign]
+        if filled:
+            self._fill()
         world.begin()
+
+    def _fill(self) -> None:
+        """Arenas as a job leaves them of which all processes, daemons too, were killed once a save was staged."""
+        world, homes = self.world, self.launcher._placement()
+        machines = list(world.nodes.values())
+        places = tuple(machines.index(machine) for machine in machines for _ in range(RANKS))
+        topology = Topology(tuple(m.peer for m in machines), places, Scheme.XOR, SET_SIZE)
+        number, session = world.store(KEY).take(1, BEGAN, "job.s0"), "job.s0"
+        save = SaveId(number, 1, 10, run_of(session, 1))
+        for machine in machines:
+            machine.arena.numbers[KEY], machine.arena.stores[KEY] = number, STORE_ID
+            machine.arena.job(KEY).kept = ev.TopologyKept(job=KEY, topology=topology, epoch=number, since=number)
+        for rank, machine in enumerate(homes):
+            content = content_of(save, rank, session)
+            seal = Seal(
+                state=SlotState.DIGESTED, job=KEY, save=save, rank=rank, world_size=len(homes), image_nbytes=10_000,
+                leaves_digest=content, table_digest=content,
+            )  # fmt: skip
+            machine.arena.put_seal(KEY, machine.arena.allocate(KEY, rank, CAPACITY), seal)
 
     @property
     def session(self) -> Session:
@@ -178,13 +209,10 @@ def connect(nodes: int, costs: Costs) -> Figures:
 
 
 def load(nodes: int, costs: Costs) -> Figures:
-    """All ranks crash, every arena is whole; from the moment at which all are in again until all have read."""
-    crowd = Crowd("load", nodes, costs)
-    crowd.saved(Milestone.PROTECTED)
-    before = crowd.session
-    before.crash(before.procs)
-    crowd.reach(crowd.phase("load", before))
-    figures = crowd.measured(crowd.phase("train", before))
+    """All ranks and daemons ended, every arena is whole; from when all are in again until all have read."""
+    crowd = Crowd("load", nodes, costs, filled=True)
+    crowd.reach(crowd.phase("load"))
+    figures = crowd.measured(crowd.phase("train"))
     tiers = {proc.read.tier for proc in crowd.session.procs if proc.read is not None}
     assert not figures.ended or [str(tier) for tier in tiers] == ["arena"], f"read from {tiers}"
     return figures

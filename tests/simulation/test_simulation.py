@@ -13,6 +13,7 @@ from ckptd.core.coordinator.protection_states import EncodingOn
 from ckptd.core.coordinator.restores import Restores
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.node.node import JobNode
+from tests import states
 from tests.simulation import effects, growth
 from tests.simulation.run import BrokenError, play
 
@@ -129,6 +130,19 @@ def test_a_failure_says_how_to_play_it_again(monkeypatch):
         play(3, nodes=3, seconds=20.0, fault_every_s=0.0)
     assert "tests.simulation.replay 3 --nodes 3 --seconds 20 --fault-every 0" in str(raised.value)
     assert len(raised.value.lines) > 100
+
+
+def test_a_play_counts_the_rows_of_the_cores_tables():
+    rows = play(7, nodes=4, scheme="xor", fault_every_s=0.0, seconds=30.0).rows
+    assert rows.keys() <= {states.name_of(name, *row) for name, table in states.TABLES.items() for row in table.rows()}
+    assert {name.partition(":")[0] for name in rows} == set(states.TABLES)
+
+
+def test_a_row_that_is_in_no_table_breaks_a_play(monkeypatch):
+    row = next(row for row in states.TABLES["save"].edges.values() if row)
+    monkeypatch.setattr(states.TABLES["save"], "edges", {None: row})
+    with pytest.raises(BrokenError, match="no row for"):
+        play(1, nodes=3, scheme="xor", seconds=20.0, fault_every_s=0.0)
 
 
 def test_every_action_of_the_core_has_an_effect():

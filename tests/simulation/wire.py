@@ -148,6 +148,13 @@ class Wire:
         self.nbytes_in[other] += nbytes
         self._clock.at(comes, self._arrive, connection, packet)
 
+    def slip(self, connection: Connection, packet: Packet) -> None:
+        """A small packet from the sender's other thread, past its loop. What is under way by now says as much."""
+        if connection.is_open and connection.free_at <= self._clock.now:
+            connection.under_way += 1
+            connection.free_at = self._clock.now + self.costs.delay_s
+            self._clock.at(connection.free_at, self._arrive, connection, packet)
+
     def _arrive(self, connection: Connection, packet: Packet) -> None:
         connection.under_way -= 1
         there = connection.receiver
@@ -178,6 +185,20 @@ class Wire:
             if connection.unread:
                 ready.append(connection)
             yield connection, packet
+
+    def hand_over(self, plane: "PlayedPlane", job: JobKey, node: str, message: ev.Message) -> bool:
+        """Where nothing costs anything a message that waits for no other needs no packets. False: it does."""
+        machine: BusyMachine | None = self._nodes.get(node)
+        there = machine.plane if machine is not None and machine.up else None
+        if there is None or not there.up_for(job, plane.machine.name) or self._blocked(plane.machine.name, node):
+            return False
+        self._clock.after(self.costs.delay_s, self._handed, there, message)
+        return True
+
+    @staticmethod
+    def _handed(there: "PlayedPlane", message: ev.Message) -> None:
+        if there.machine.plane is there:
+            there.machine.say(message)
 
     # --- as Network has it
 

@@ -116,8 +116,9 @@ class Fetching:
 
     def next_deadline(self) -> float | None:
         """When to call tick."""
-        unreached = self._unreached
-        return min((self._late.get(key, 0.0) for key in unreached), default=None)
+        if not self._orders:
+            return None
+        return min((self._late.get(key, 0.0) for key in self._unreached), default=None)
 
     def tick(self, now: float) -> list[Action]:
         """Gives up what lies at nodes that this one does not reach, though the coordinator does.

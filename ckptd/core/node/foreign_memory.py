@@ -23,12 +23,13 @@ class ForeignMemory:
         self._slots = slots
         self._slot_retention = slot_retention
         self._protection = protection
+        self._runs: frozenset[Run] = frozenset()
         self._disputed: frozenset[Run] = frozenset()
         self._since: dict[Run, float] = {}  # by run: since when it is not the job's for sure
 
     def isolate(self, runs: frozenset[Run], disputed: frozenset[Run] = frozenset()) -> None:
         """These runs, and no others, are not the job's. disputed: those of which it is not known, which stay."""
-        self._disputed = disputed
+        self._runs, self._disputed = runs, disputed
         self._slot_retention.foreign(runs)
         self._protection.foreign = runs
         self._slot_retention.pending |= self._slots.mark_foreign(runs)
@@ -57,6 +58,8 @@ class ForeignMemory:
     @property
     def _aging(self) -> set[Run]:
         """Runs here that are given up one day."""
+        if not self._runs:
+            return set()
         return {slot.save.owner for slot in self._slots.foreign if slot.save is not None} - self._disputed
 
     @property

@@ -69,8 +69,11 @@ class LocalRanks:
 
     def slots_awaited(self, *, repeat: bool = False) -> list[ev.SlotsAwaited]:
         """For whom memory is being allocated, if that has changed since it was reported, or again."""
-        before, self._awaited = self._awaited, ev.SlotsAwaited(job=self._job, ranks=self._slots.awaited)
-        return [self._awaited] if repeat or self._awaited != before else []
+        ranks = self._slots.awaited
+        if not repeat and ranks == self._awaited.ranks:
+            return []
+        self._awaited = ev.SlotsAwaited(job=self._job, ranks=ranks)
+        return [self._awaited]
 
     def found(self, event: ev.RankFound) -> list[Action]:
         """A process that may never have called this daemon."""
