@@ -13,6 +13,7 @@ _PARTS = {State.STAGING, State.ABANDONED, State.SKIPPED}
 def check(facts: JobState, parity: ParityScheduler) -> None:
     """Raises AssertionError when one does not hold."""
     _check_places(facts)
+    _check_lists(facts)
     for record in facts.records.values():
         _check_save(facts, record)
     _check_newest(facts)
@@ -30,9 +31,16 @@ def _check_places(facts: JobState) -> None:
     assert by_rank == by_node, f"places differ: {by_rank ^ by_node}"
 
 
+def _check_lists(facts: JobState) -> None:
+    """Each save is listed under its state, and under no other."""
+    states = {save: record.state for save, record in facts.records.items()}
+    listed = [(record.save, state) for state in State for record in facts.of(state)]
+    assert len(listed) == len(states), f"{len(states)} saves, {len(listed)} listed"
+    assert dict(listed) == states, f"listed as {dict(listed)}, and are {states}"
+
+
 def _check_save(facts: JobState, record: Record) -> None:
     state = record.state
-    assert record in facts.of(state), f"{record.save} is not listed as {state}"
     assert record.staged or state not in WHOLE, f"{record.save} is {state}, and was never whole"  # 4: milestones
     assert not record.staged or state not in _PARTS, f"{record.save} was whole, and is {state}"  # 1: it stays so
     if not record.staged:
@@ -49,7 +57,8 @@ def _check_newest(facts: JobState) -> None:
     """6: newest is largest, and 1: it is known at any time which staged save must keep its slots."""
     whole = [record for record in facts.records.values() if record.staged and record.in_memory]
     newest = facts.newest_staged
-    assert (newest in whole) if newest is not None else not whole, f"{newest} is taken for the newest staged"
+    known = any(record is newest for record in whole)
+    assert known if newest is not None else not whole, f"{newest} is taken for the newest staged"
     assert newest is None or not any(newest.save < r.save for r in whole), f"{newest.save} is not the newest"
     assert facts.incarnation <= facts.session.incarnation, "saves of an incarnation that the session does not have"
 

@@ -12,7 +12,7 @@ ONE, TWO = SaveId(1, 1, 10, RUN), SaveId(1, 2, 20, RUN)
 
 WRONG = {
     "places differ": lambda facts, _: facts.records[ONE].held[0].add("nowhere"),
-    "is not listed as kept": lambda facts, _: setattr(facts.records[ONE], "state", State.KEPT),
+    "listed as": lambda facts, _: setattr(facts.records[ONE], "state", State.KEPT),
     "was never whole": lambda facts, _: setattr(facts.records[ONE], "staged", False),
     "queued, and not due": lambda facts, _: setattr(facts.records[TWO], "due", False),
     "all nodes voted": lambda facts, _: facts.records[ONE].voters.add("node"),
