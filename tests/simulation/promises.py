@@ -290,10 +290,9 @@ class Promises:
         """Nobody reads from the store what all nodes together have in memory."""
         policy, nodes = self._world.policy, len({machine.name for machine in session.homes})
         shared = any(found.said.values())
-        others = shared or session.relaid or found.world_size != session.world_size
+        others = session.relaid or found.world_size != session.world_size
         by_all = any(attestation.count == found.world_size for said in found.said.values() for attestation in said)
-        held_before = shared and (by_all or not (session.relaid or found.world_size != session.world_size))
-        if others and nodes > (policy.shared_nodes if held_before else policy.whole_nodes):
+        if others and nodes > policy.most_nodes(shared and by_all):
             return
         far = [proc.rank for proc in session.procs if proc.read is None or proc.read.tier is Tier.PFS]
         assert not far, f"ranks {far[:8]} read {found.save} from the store, and it lies in memory"

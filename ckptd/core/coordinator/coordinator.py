@@ -105,6 +105,7 @@ class Coordinator:
             ev.SlotsAwaited: lambda node, event, now: self._missing.allocates(node, event.ranks, now),
             ev.Encoded: self.parity.encoded,
             ev.SegmentFetched: self._fetched,
+            ev.SegmentsGathered: self.restores.gathered,
             ev.RankAttached: self._attached,
             ev.RankGone: lambda _, event, now: self._left(event, now),
             ev.RankDetached: lambda _, event, now: self._left(event, now),
@@ -233,10 +234,11 @@ class Coordinator:
         answered = self._missed.asked(node, event)
         if answered is not None:
             return answered
-        if event.run is not None and not self.restores.running:
+        begins = not self.restores.running
+        if event.run is not None and begins:
             self.runs.name(event.run)
         take = self.sessions.take(self.sessions.session)
-        return [*self.restores.asked(node, event, take, now), *self._sort_runs()]
+        return [*self.restores.asked(node, event, take, now), *(self._sort_runs() if begins else ())]
 
     def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
         scan: list[Action] = [] if self._asked_scan else [self._scan()]

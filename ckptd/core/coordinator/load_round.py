@@ -1,12 +1,16 @@
 """One load as its coordinator knows it: its callers, what was ordered, what is damaged, its readers. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ckptd.core import events as ev
-from ckptd.core.actions import ToNode
+from ckptd.core.actions import Action, ToNode
 from ckptd.core.coordinator.restore_states import Loading
-from ckptd.shared.base.ids import NO_RUN, RunId, SaveId
+from ckptd.core.coordinator.save_record import Record
+from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId
+from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.protocol.rank_sets import runs_of
 
 WHERE = {
     Tier.ARENA: "in memory",
@@ -41,10 +45,43 @@ class Round:
     awaited: SaveId | None = None  # must be on the store first; its drain runs
     gathered: SaveId | None = None  # what is missing of it at the ranks' nodes is on its way there
     fetches: dict[tuple[int, str], ToNode] = field(default_factory=dict)  # rank and node: ordered, and has not come
+    gather: ev.GatherOrdered | None = None  # has the nodes copy what their ranks need of others
+    gathering: set[str] = field(default_factory=set)  # nodes that have still to report on it
+    gaps: set[tuple[int, str]] = field(default_factory=set)  # rank and node: these did not come so
+    copied: set[str] = field(default_factory=set)  # nodes that had to copy some
     moved: dict[tuple[SaveId, int, str], Tier] = field(default_factory=dict)  # what has come, and how
     spread: set[SaveId] = field(default_factory=set)  # some rank needs images of others than those it shared with
     in_part: bool = False  # the ranks were sent to what each shared with others, not to all images
     unwhole: set[SaveId] = field(default_factory=set)  # cannot be had, or read, as a whole at every node
+
+    def begin_gather(self, job: JobKey, node: str, record: Record, nodes: Iterable[str]) -> Action:
+        """Has every node copy what its ranks need: one order for all."""
+        self.attempts += 1
+        sets = tuple(runs_of(ranks) for ranks in record.sets)
+        self.gather = ev.GatherOrdered(job=job, node=node, save=record.save, attempt=self.attempts, sets=sets)
+        self.gathered, self.gathering, self.copied, self.gaps = record.save, set(nodes), set(), set()
+        return ToNode(job=job, message=self.gather)
+
+    def is_gathered(self, save: SaveId) -> bool:
+        """Whether all nodes have what their ranks need of it."""
+        return self.gather is not None and self.gather.save == save and not self.gathering
+
+    def has_gathered(self, node: str, event: ev.SegmentsGathered) -> bool:
+        """Notes what a node copied; False when the report is of no order that counts."""
+        if self.gather is None or event.attempt != self.gather.attempt or node not in self.gathering:
+            return False
+        self.gathering.discard(node)
+        self.copied |= {node} if event.copied else set()
+        for failure in event.failures:
+            ranks = [rank for run in failure.ranks for rank in run.ranks]
+            self.gaps |= {(rank, node) for rank in ranks}
+            self.damaged |= {(event.save, Tier.PEER, rank) for rank in ranks}
+            self.notes.append(f"{event.save}, {named_ranks(ranks)}, copied to node {node}: {failure.problem}")
+        return True
+
+    def open_gaps(self, save: SaveId) -> list[tuple[int, str]]:
+        """Ranks and nodes: segments that were not copied by the rule, and have not come by another way."""
+        return [(rank, node) for rank, node in sorted(self.gaps) if (save, rank, node) not in self.moved]
 
     def arrived(self, node: str, event: ev.SegmentFetched) -> None:
         """A segment that was ordered has come to a node, or cannot."""
@@ -72,7 +109,10 @@ class Round:
             self.damaged.add((save, Tier.ARENA, rank))
             self.moved.pop((save, rank, home), None)
 
-    def farthest(self, save: SaveId, node: str) -> Tier:
-        """The farthest way that anything came to the node."""
-        came = {tier for (moved, _, where), tier in self.moved.items() if (moved, where) == (save, node)}
-        return next((tier for tier in (Tier.REBUILT, Tier.PEER) if tier in came), Tier.ARENA)
+    def farthest(self, save: SaveId) -> dict[str, Tier]:
+        """By node, the farthest way that anything came there; nodes to which nothing came have no entry."""
+        found = dict.fromkeys(self.copied, Tier.PEER) if self.is_gathered(save) else {}
+        for (moved, _, node), tier in self.moved.items():
+            if moved == save:
+                found[node] = Tier.REBUILT if Tier.REBUILT in {tier, found.get(node)} else Tier.PEER
+        return found

@@ -1,5 +1,7 @@
 """From where each rank can have its segment of a save: its node's arena, a peer's, parity, the store. Pure."""
 
+from collections.abc import Iterable
+
 from ckptd.core import events as ev
 from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.save_record import Record
@@ -8,6 +10,7 @@ from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.protocol.messages import Tier
 
 Damage = set[tuple[SaveId, Tier, int]]
+Fetches = dict[tuple[int, str], ev.FetchOrdered]  # by rank and node
 
 
 class Routes:
@@ -77,6 +80,29 @@ class Routes:
         if (save, Tier.REBUILT, rank) in damaged:
             return None
         return self._parity.rebuild(record, rank, self._unreadable(record, damaged), self._saves.links.up)
+
+    def missing_at_homes(self, record: Record, damaged: Damage) -> Fetches | None:
+        """How segments come to the nodes where their ranks run, of those that are not there; None: some cannot."""
+        found: Fetches = {}
+        for rank in range(record.world_size):
+            tier, fetch = self.tier(record.save, rank, damaged) or (Tier.PFS, None)
+            if tier is Tier.PFS:
+                return None
+            if fetch is not None:
+                found[rank, self.home(rank)] = fetch
+        return found
+
+    def missing_at(self, record: Record, wanted: Iterable[tuple[int, str]], damaged: Damage) -> Fetches | None:
+        """How segments come to nodes, of those that are not there; None: some cannot. wanted: ranks and nodes."""
+        found: Fetches = {}
+        for rank, node in wanted:
+            if self.lies_at(record.save, rank, node):
+                continue
+            fetch = self.fetch(record.save, rank, damaged, node)
+            if fetch is None:
+                return None
+            found[rank, node] = fetch
+        return found
 
     def why_not(self, save: SaveId, ranks: list[int]) -> str:
         """In words, why these ranks' segments cannot be had."""

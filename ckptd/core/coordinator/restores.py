@@ -133,7 +133,7 @@ class Restores:
         return self._choose(r, now) if ready else actions
 
     def _waits_no_more(self, r: Round, on: LoadOn) -> None:
-        r.awaited, r.fetches = None, {}
+        r.awaited, r.fetches, r.gather, r.gathering = None, {}, None, set()
         self._move(r, on)
 
     def new_session(self) -> list[Action]:
@@ -230,29 +230,31 @@ class Restores:
 
         Where replicas shared the save, a node gets those of its ranks' replicas, and all when that is not enough.
         """
-        nodes = self._routes.nodes(self._world_size)
-        if save in r.unwhole or save not in self._saves.records:
+        record = self._saves.records.get(save)
+        if save in r.unwhole or record is None:
             return None
-        record = self._saves.records[save]
         r.in_part = record.shared and record.world_size == self._world_size and save not in r.spread
-        before = r.in_part or record.shared_by_all  # no more than the ranks held before
-        if len(nodes) > (self._policy.shared_nodes if before else self._policy.whole_nodes):
+        nodes = self._routes.nodes(self._world_size)
+        if not r.in_part and len(nodes) > self._policy.most_nodes(record.shared_by_all):
             return None
-        fetches: dict[tuple[int, str], ev.FetchOrdered] = {}
-        for node in nodes:
-            here = [rank for rank in range(self._world_size) if self._routes.home(rank) == node]
-            for rank in record.needed_for(here) if r.in_part else range(record.world_size):
-                if self._routes.lies_at(save, rank, node):
-                    continue
-                fetch = self._routes.fetch(save, rank, r.damaged, node)
-                if fetch is None:
-                    r.unwhole.add(save)
-                    return None
-                fetches[rank, node] = fetch
+        if not r.in_part:
+            every = ((rank, node) for node in nodes for rank in range(record.world_size))
+            fetches = self._routes.missing_at(record, every, r.damaged)
+        elif r.is_gathered(save):
+            fetches = self._routes.missing_at(record, r.open_gaps(save), r.damaged)
+        else:
+            fetches = self._routes.missing_at_homes(record, r.damaged)
+        if fetches is None:
+            r.unwhole.add(save)
+            return None
         r.ordered = now
         if fetches:
             return self._gather(r, save, fetches)
-        tiers = [r.farthest(save, self._routes.home(rank)) for rank in range(self._world_size)]
+        if r.in_part and not r.is_gathered(save):
+            self._move(r, LoadOn.MISSING)
+            return [r.begin_gather(self._job, self._node, record, nodes)]
+        came = r.farthest(save)
+        tiers = [came.get(self._routes.home(rank), Tier.ARENA) for rank in range(self._world_size)]
         return [self._order(r, save, tiers, whole=True)]
 
     def _have_drained(self, r: Round, save: SaveId, now: float) -> list[Action] | None:
@@ -303,11 +305,21 @@ class Restores:
         if not r.fetches:
             self._move(r, LoadOn.CAME)
 
+    def gathered(self, node: str, event: ev.SegmentsGathered, _now: float) -> list[Action]:
+        """A node has what its ranks need of others, or cannot have all of it."""
+        r = self._round
+        if r is not None and r.has_gathered(node, event) and not r.gathering:
+            self._move(r, LoadOn.CAME)
+        return []
+
     def peer_up(self, node: str) -> list[Action]:
         """It may not have received what was ordered."""
-        if self._round is None:
+        r = self._round
+        if r is None:
             return []
-        return [order for (_, at), order in self._round.fetches.items() if at == node]
+        fetches: list[Action] = [order for (_, at), order in r.fetches.items() if at == node]
+        again = [ToNode(job=self._job, node=node, message=r.gather)] if r.gather and node in r.gathering else []
+        return [*fetches, *again]
 
     def _candidates(self, r: Round) -> list[SaveId]:
         found = sorted(
@@ -400,7 +412,12 @@ class Restores:
             late = sorted({rank for rank, _ in r.fetches})
             r.unwhole.add(r.gathered)
             r.damaged |= {(r.gathered, tier, rank) for rank in late for tier in (Tier.PEER, Tier.REBUILT)}
-            r.notes.append(f"{r.gathered}: the segments of ranks {few(late)} did not come")
+            what = (
+                f"the segments of ranks {few(late)}"
+                if late
+                else f"what nodes {', '.join(sorted(r.gathering)[:8])} need"
+            )
+            r.notes.append(f"{r.gathered}: {what} did not come")
         elif r.state is Loading.COLLECTING:
             missing = sorted(set(range(self._world_size)) - r.asked)
             return self._refuse("restore", f"ranks {missing} did not call load", "call load on every rank")
@@ -426,6 +443,6 @@ class Restores:
         """Asserts what must always hold."""
         r = self._round
         if r is not None:
-            assert bool(r.fetches) == (r.state is Loading.FETCHING), f"{r.state}, with {r.fetches}"  # noqa: S101
+            assert bool(r.fetches or r.gathering) == (r.state is Loading.FETCHING), f"{r.state}, with {r.fetches}"  # noqa: S101
             assert (r.awaited is not None) == (r.state is Loading.DRAINING), f"{r.state}, for {r.awaited}"  # noqa: S101
             assert r.choice is not None or r.state is not Loading.READING, "ranks read nothing"  # noqa: S101

@@ -67,14 +67,14 @@ class Record:
         """Whether some attestation is of a set of all ranks: then each needs every image in any case."""
         return any(attestation.count == self.world_size for said in self._binding.values() for attestation in said)
 
-    def needed_for(self, ranks: Iterable[int]) -> list[int]:
-        """Ranks whose segments these ranks load from: their own, and those of all that shared with them."""
-        mine, binding = set(ranks), self._binding
-        sets = {(attestation.replicas, attestation.count) for rank in mine for attestation in binding.get(rank, ())}
-        for rank, said in binding.items():
-            if any((attestation.replicas, attestation.count) in sets for attestation in said):
-                mine.add(rank)
-        return sorted(mine)
+    @property
+    def sets(self) -> list[tuple[int, ...]]:
+        """The sets of ranks that saved slices of what they all hold."""
+        found: dict[tuple[bytes, int], list[int]] = {}
+        for rank, said in sorted(self._binding.items()):
+            for one in said:
+                found.setdefault((one.replicas, one.count), []).append(rank)
+        return [tuple(ranks) for ranks in found.values()]
 
     @property
     def end(self) -> End | None:

@@ -158,8 +158,12 @@ class Fetching:
         lost = [o for o in self._orders.values() if o.holder == node and (o.save, o.rank) not in self._pulling]
         return [action for order in lost for action in self._failed(order, f"{node} does not answer")]
 
-    def _failed(self, order: ev.FetchOrdered, problem: str) -> list[Action]:
+    def drop(self, order: ev.FetchOrdered) -> None:
+        """It is not waited for any more."""
         self._orders.pop((order.save, order.rank), None)
         self._forget_waits((order.save, order.rank))
+
+    def _failed(self, order: ev.FetchOrdered, problem: str) -> list[Action]:
+        self.drop(order)
         event = ev.SegmentFetched(job=self._job, rank=order.rank, save=order.save, tier=order.tier, problem=problem)
         return [ToNode(job=self._job, message=ev.Report(job=self._job, node=self._node, event=event))]

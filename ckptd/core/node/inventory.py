@@ -12,7 +12,7 @@ def segments_of(slots: SlotTable) -> tuple[ev.HeldSegment, ...]:
     return tuple(
         ev.HeldSegment(slot.save, slot.rank, slot.world_size, slot.nbytes, slot.attestations)
         for slot in slots
-        if slot.save
+        if slot.save and not slot.copied
     )
 
 

@@ -30,6 +30,11 @@ class LoadAnswers:
         self.reports = LoadReports(job, ranks, report)
         self.save: SaveId | None = None  # being loaded, so its slots stay
 
+    def protects(self, order: ev.GatherOrdered | ev.FetchOrdered) -> list[Action]:
+        """Its slots stay from here on."""
+        self.save = order.save
+        return []
+
     def unreadable(self, save: SaveId) -> list[Action]:
         """Some slot of the save cannot be read: a rank that waits for its digests finds out by trying."""
         actions: list[Action] = []

@@ -14,6 +14,7 @@ from ckptd.core.links import Links
 from ckptd.core.node.drain import DrainShare, Succession
 from ckptd.core.node.fetch import Fetching
 from ckptd.core.node.foreign_memory import ForeignMemory
+from ckptd.core.node.gather import Gathering
 from ckptd.core.node.inventory import PeerAnswers, chunks_of, segments_of
 from ckptd.core.node.load import LoadAnswers
 from ckptd.core.node.membership import Membership
@@ -50,6 +51,7 @@ class JobNode:
         self.slot_retention = SlotRetention(self.standing)
         self.own_column = OwnDataColumn(job, node, self.slots, self.membership, self.protection)
         self.fetching = Fetching(job, node, policy, links)
+        self.gathering = Gathering(job, node, policy, links, self.membership, self.ranks, self.slots)
         parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
         self.drain = DrainShare(job, self.slots, self.membership, parity)
         self.succession = Succession(job, node, self.membership, self.drain, self.ranks)
@@ -61,6 +63,7 @@ class JobNode:
         self.notice = Notice(job)
         self._world_size = 0  # of the session that is in
         self.foreign = ForeignMemory(job, policy, self.slots, self.slot_retention, self.protection)
+        self._waiting = (self.fetching, self.gathering, self.readers, self.loads.reports)
         self.events, self.orders = self._events(), self._orders()
 
     @property
@@ -134,14 +137,14 @@ class JobNode:
     def _of_nodes(self) -> Handlers:
         """Which nodes answer, and what they ask of this one without the coordinator."""
         protection = self.protection
-        linked = (self.membership, self.fetching, protection, self.readers)
+        linked = (self.fetching, self.gathering, protection, self.readers)
         return {
-            ev.PeerUp: (self._peer_up, *(part.peer_up for part in linked)),
-            ev.PeerDown: (self.fetching.peer_down, protection.peer_down, self.readers.peer_down, self._peer_down),
+            ev.PeerUp: (self._peer_up, self.membership.peer_up, *(part.peer_up for part in linked)),
+            ev.PeerDown: (*(part.peer_down for part in linked), self._peer_down),
             ev.ColumnOffered: (protection.offered,),
             ev.SealAsked: (self.answers.seal_asked,),
             ev.ChunkRequested: (self.answers.chunk_requested,),
-            ev.SealTold: (self.fetching.sealed,),
+            ev.SealTold: (self.fetching.sealed, self.gathering.sealed),
             ev.ChunkReported: (self.fetching.described,),
             ev.ExchangeAsked: (self.readers.exchange_asked,),
             ev.ExchangeTold: (self.readers.exchange_told,),
@@ -160,7 +163,8 @@ class JobNode:
             ev.DrainOrdered: (self.standing.saved_to, self.drain.order),
             ev.PreemptOrdered: (lambda order: self.notice.ordered(order, self.ranks.of(order.session)),),
             ev.ForeignRuns: (self._isolate,),
-            ev.FetchOrdered: (self._fetch,),
+            ev.FetchOrdered: (self.loads.protects, lambda o: self.fetching.order(o, protection.chunk_for(o))),
+            ev.GatherOrdered: (self.loads.protects, self.gathering.ordered, self.collect),
             ev.DrainDropped: (self.drain.dropped, self.collect),
             ev.LoadOrdered: (self.standing.loads, slot_retention.loaded, self.loads.ordered, self.collect),
             ev.LoadRefused: (self.loads.refused, self.collect),
@@ -320,13 +324,10 @@ class JobNode:
 
         Those of ranks that a smaller world does not have go altogether, once a checkpoint of it is safe.
         """
-        wanted = (
-            self.slot_retention.wanted
-            | self.protection.wanted
-            | self.fetching.saves
-            | {s for s in (self.drain.save, self.loads.save) if s is not None}
-        )
-        actions: list[Action] = []
+        loaded = self.fetching.saves | {s for s in (self.loads.save,) if s is not None}
+        drained = {s for s in (self.drain.save,) if s is not None}
+        wanted = self.slot_retention.wanted | self.protection.wanted | loaded | drained
+        actions = self.slots.drop_copies(loaded)
         for slot in [s for s in self.slots if s.save is not None and s.save not in wanted and not s.foreign]:
             actions += self._free(slot)
         if self._world_size and self.slot_retention.settled == self.incarnation:
@@ -375,12 +376,10 @@ class JobNode:
 
     # --- load
 
-    def _fetch(self, order: ev.FetchOrdered) -> list[Action]:
-        self.loads.save = order.save
-        return self.fetching.order(order, self.protection.chunks.get((order.save, order.epoch)))
-
     def _fetched(self, event: ev.SegmentFetched) -> list[Action]:
         """The segment lies here now: in place of a copy that cannot be read, if there was one."""
+        if (copied := self.gathering.fetched(event)) is not None:
+            return copied
         self.fetching.ended(event)
         if event.seal is None:
             return [self.membership.report(event)]
@@ -409,6 +408,7 @@ class JobNode:
         self.slot_retention.released()
         self.drain.forget()
         self.fetching.forget()
+        self.gathering.forget()
         actions = [*self.protection.released(), *self.collect(), *self.slots.trim()]
         return actions if self.needed or self._left_behind else [*actions, ForgetJob(job=self.job)]
 
@@ -420,13 +420,12 @@ class JobNode:
         """When tick has something to do."""
         attended = self.coordinator == self.node or self._peopled
         alone = None if attended else self._alone.until(held=self._holds)
-        parts = (self.fetching, self.readers, self.loads.reports)
-        times = [alone, self.foreign.until, *(part.next_deadline() for part in parts)]
+        times = [alone, self.foreign.until, *(part.next_deadline() for part in self._waiting)]
         return min((t for t in times if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
         """Gives up what lies here when no rank lives here and no coordinator has spoken for orphan_ttl_s."""
-        actions = [*self.fetching.tick(now), *self.readers.tick(now), *self.loads.reports.tick(now)]
+        actions = [action for part in self._waiting for action in part.tick(now)]
         if runs := self.foreign.too_old(now):
             actions += self._give_up_foreign(runs)
         if self.coordinator == self.node or self._peopled:

@@ -53,6 +53,10 @@ class Protection:
             return None
         return None if self._node in self._offers.get(self.ordered, {}) else self.ordered[0]
 
+    def chunk_for(self, order: ev.FetchOrdered) -> ParityChunk | None:
+        """The chunk here from which the order's segment can be rebuilt, if it is of this set."""
+        return self.chunks.get((order.save, order.epoch))
+
     def has(self, save: SaveId | None) -> bool:
         """Whether a chunk of the save is sealed here, of any epoch."""
         return any(key[0] == save for key in self.chunks)

@@ -26,6 +26,7 @@ class Slot:
     unreadable: str = ""  # why its digests cannot be taken
     offered: bool = False  # an allocation that is on its way counts its memory as free
     unsure: bool = False  # a rank may have sealed it since it was last known to be free
+    copied: bool = False  # of a rank of another node, for one load: goes with it, and is not reported
     foreign: bool = False  # holds a segment of a run that is not the job's: neither reused nor freed with its saves
 
     @property
@@ -78,7 +79,7 @@ class SlotTable:
             nbytes=event.nbytes, attestations=event.attestations,
         )  # fmt: skip
 
-    def fetched(self, event: SegmentFetched, seal: Seal) -> list[Action]:
+    def fetched(self, event: SegmentFetched, seal: Seal, *, copied: bool = False) -> list[Action]:
         """Takes a segment that came from elsewhere, in place of a copy that cannot be read, if there was one."""
         replaced = [slot for slot in self.holding(event.save) if slot.rank == event.rank]
         self._slots[event.slot] = Slot(
@@ -91,12 +92,18 @@ class SlotTable:
             attestations=seal.attestations,
             seal=seal,
             unsure=True,
+            copied=copied,
         )
         actions: list[Action] = []
         for slot in replaced:
             actions += self.free(slot)
             actions += self._unlink(slot) if len(self.of_rank(slot.rank)) > self._per_rank else []
         return actions
+
+    def drop_copies(self, needed: Container[SaveId]) -> list[Action]:
+        """Unlinks what was copied for loads that are over. needed: saves that are being loaded."""
+        over = [slot for slot in self._slots.values() if slot.copied and slot.save not in needed]
+        return [action for slot in over for action in self._unlink(slot)]
 
     @property
     def foreign(self) -> list[Slot]:

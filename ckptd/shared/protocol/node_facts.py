@@ -29,6 +29,7 @@ from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.messages import Cadence, LateText, Seq, SlotName, Tier
 from ckptd.shared.protocol.parity_types import Member
+from ckptd.shared.protocol.rank_sets import RankSet
 from ckptd.shared.protocol.topology import MAX_NODES, Peer, Topology
 
 MAX_TEXT_CHARS = 1 << 16
@@ -43,6 +44,7 @@ AnySession = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{0,128}\Z")] 
 AnySlot = Annotated[str, msgspec.Meta(pattern=r"^(r[0-9]{5,7}-[0-9]{6,12}\.slot)?\Z")]
 AnyDirname = Annotated[str, msgspec.Meta(pattern=r"^(step-[0-9]{9,12}\.i[0-9]{4,8})?\Z")]
 AnyStore = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")]
+Attempt = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Ranks = Annotated[tuple[Rank, ...], msgspec.Meta(max_length=MAX_RANKS)]
 Nodes = Annotated[tuple[NodeName, ...], msgspec.Meta(max_length=MAX_NODES)]
 Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_NODES)]
@@ -233,6 +235,22 @@ class SegmentFetched(Event, frozen=True, kw_only=True, tag="segment-fetched"):
     attestations: Attestations = ()
 
 
+class GatherFailure(msgspec.Struct, frozen=True, array_like=True):
+    """Why the segments of these ranks did not come to the sender."""
+
+    ranks: RankSet
+    problem: Text
+
+
+class SegmentsGathered(Event, frozen=True, kw_only=True, tag="segments-gathered"):
+    """The sender has all segments that its ranks need in a load, but for failures; ``copied``: of other nodes."""
+
+    save: SaveId
+    attempt: Attempt
+    copied: Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)] = 0
+    failures: Annotated[tuple[GatherFailure, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+
+
 class Encoded(Event, frozen=True, kw_only=True, tag="encoded"):
     """This node's parity of the save is sealed, or ``problem`` says why not (nothing of it is left then)."""
 
@@ -316,6 +334,6 @@ class FormerNodeReported(Event, frozen=True, kw_only=True, tag="former-node-repo
 # All that a peer can say of itself: a Report of anything else is refused.
 Fact = (
     RankFound | RankAttached | RankGone | RankDetached | SegmentStaged | SaveSkipped | DrainAsked | PreemptAsked
-    | StepsRead | SlotsAwaited | LoadsAsked | LoadsReported | SegmentReleased | SegmentFetched | Encoded | Drained
-    | VoteWritten | NodeHas | JoinRequested | FormerNodeReported
+    | StepsRead | SlotsAwaited | LoadsAsked | LoadsReported | SegmentReleased | SegmentFetched | SegmentsGathered
+    | Encoded | Drained | VoteWritten | NodeHas | JoinRequested | FormerNodeReported
 )  # fmt: skip

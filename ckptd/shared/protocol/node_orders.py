@@ -23,6 +23,7 @@ from ckptd.shared.protocol.node_facts import (
     MAX_VOID,
     AnyDirname,
     AnyStore,
+    Attempt,
     Code,
     NodeMessage,
     Peers,
@@ -31,6 +32,7 @@ from ckptd.shared.protocol.node_facts import (
     Texts,
 )
 from ckptd.shared.protocol.parity_types import Member
+from ckptd.shared.protocol.rank_sets import RankSet
 from ckptd.shared.protocol.tier_runs import Tiers
 from ckptd.shared.protocol.topology import Topology
 
@@ -165,6 +167,17 @@ class FetchOrdered(NodeMessage, frozen=True, kw_only=True, tag="fetch-ordered"):
     chunks: Annotated[tuple[tuple[Member, NodeName], ...], msgspec.Meta(max_length=MAX_SET_SIZE)] = ()
 
 
+class GatherOrdered(NodeMessage, frozen=True, kw_only=True, tag="gather-ordered"):
+    """Have the segments that the receiver's ranks need: their own, and those of all that are in a set with them.
+
+    Each lies at the node where its rank runs, and is copied from there; the same for all nodes.
+    """
+
+    save: SaveId
+    attempt: Attempt
+    sets: Annotated[tuple[RankSet, ...], msgspec.Meta(max_length=MAX_RANKS)]
+
+
 class LoadOrdered(NodeMessage, frozen=True, kw_only=True, tag="load-ordered"):
     """Where each rank reads from. ``save`` None: nothing to restore. ``agreed``: all have read it."""
 
@@ -174,7 +187,7 @@ class LoadOrdered(NodeMessage, frozen=True, kw_only=True, tag="load-ordered"):
     tiers: Tiers = Tiers()  # all but pfs read a slot of their node
     whole: bool = False  # all ranks' slots lie at each node, and each rank reads what it needs of them
     dirname: AnyDirname = ""
-    attempt: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] = 0  # the ranks were sent to read so often in this load
+    attempt: Attempt = 0  # the ranks were sent to read so often in this load
     agreed: bool = False
     notes: Texts = ()
 
@@ -205,5 +218,5 @@ class JobReleased(NodeMessage, frozen=True, kw_only=True, tag="job-released"):
 Order = (
     SessionOpened | SessionRefused | SessionWaits | SaveStaged | SaveWaits | EncodeOrdered | SaveProtected
     | SavesObsolete | SaveEnded | DrainOrdered | DrainDropped | PreemptOrdered | FetchOrdered | LoadOrdered
-    | LoadRefused | ForeignRuns | JobReleased
+    | GatherOrdered | LoadRefused | ForeignRuns | JobReleased
 )  # fmt: skip

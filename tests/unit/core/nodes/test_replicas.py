@@ -1,5 +1,6 @@
 """Saves of which replicas hold slices: a node lost, a coordinator that is new, and which segments a node gets."""
 
+import pytest
 from msgspec.structs import replace
 
 from ckptd.core import actions as act
@@ -7,6 +8,7 @@ from ckptd.core import events as ev
 from ckptd.core.coordinator.save_record import Record
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.schemes import Scheme
+from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.messages import Tier
 from tests.unit.core.nodes.a_cluster import KEY, ONE, ACluster
 
@@ -35,15 +37,150 @@ def test_a_coordinator_that_takes_over_after_a_loss_finds_the_save_whole_and_dra
     assert ONE in job.store.committed
 
 
-def test_replicas_get_each_others_segments_and_no_more():
-    job = cluster()
+def ask(job):
+    """All ranks ask for the newest; the request of each."""
+    seqs = {rank: job.seq() for rank in range(len(job.homes))}
+    for rank, seq in seqs.items():
+        job.say(job.node(rank), ev.LoadAsked(job=KEY, rank=rank, session=job.sid, request=seq))
+    job.settle()
+    return seqs
+
+
+def report(job, orders, problem=""):
+    """All ranks report on what they were sent to; the answers."""
+    seqs = {rank: job.seq() for rank in orders}
+    for rank, order in orders.items():
+        event = ev.LoadReported(
+            job=KEY, rank=rank, session=job.sid, request=seqs[rank], save=order.save, tier=order.tier, problem=problem
+        )
+        job.say(job.node(rank), event)
+    job.settle()
+    return {rank: job.answer(rank, seq) for rank, seq in seqs.items()}
+
+
+def held(job):
+    return [len(node.job.node.slots.holding(ONE)) for node in job.nodes.values()]
+
+
+def messages_of(job):
+    """The messages between nodes from here on, with the node that sends each."""
+    seen = []
+    perform = job.perform
+
+    def watched(node, action):
+        if isinstance(action, act.ToNode):
+            seen.append((node.name, action.message))
+        perform(node, action)
+
+    job.perform = watched
+    return seen
+
+
+def test_replicas_get_each_others_segments_and_keep_them_for_the_load_alone():
+    job = cluster("abc")
     job.stage(ONE)
     job.end_ranks()
     job.connect("abc")
-    answers = job.load()
-    assert {answer.save for answer in answers} == {ONE}
-    for name in "abc":
-        assert len(job.nodes[name].job.node.slots.holding(ONE)) == 3
+    seqs = ask(job)
+    orders = {rank: job.answer(rank, seq) for rank, seq in seqs.items()}
+    assert {(order.save, order.whole, order.tier) for order in orders.values()} == {(ONE, True, Tier.PEER)}
+    assert held(job) == [3, 3, 3]
+    assert all(answer.agreed for answer in report(job, orders).values())
+    assert held(job) == [1, 1, 1]
+
+
+def test_they_keep_nothing_for_a_load_that_fails():
+    job = cluster("abc")
+    job.stage(ONE)
+    job.end_ranks()
+    job.connect("abc")
+    ask(job)
+    assert held(job) == [3, 3, 3]
+    job.say(job.nodes["b"], ev.RankGone(job=KEY, rank=1, session=job.sid))
+    job.settle()
+    assert held(job) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("sets", [1, 3])
+def test_replicas_restore_from_memory_at_any_number_of_nodes(sets):
+    """66 nodes, above what was the limit: one order for all, one report of each, no order for a segment."""
+    names = [f"n{number:03d}" for number in range(66)]
+    job = ACluster(names, scheme=Scheme.NONE)
+    job.held = {act.Drain}
+    job.replicas = sets
+    job.connect(names)
+    job.stage(ONE)
+    job.end_ranks()
+    job.connect(names)
+    seen = messages_of(job)
+    orders = {rank: job.answer(rank, seq) for rank, seq in ask(job).items()}
+    assert {(order.save, order.whole, order.tier) for order in orders.values()} == {(ONE, True, Tier.PEER)}
+    assert set(held(job)) == {66 // sets}
+    gathers = [message for _, message in seen if isinstance(message, ev.GatherOrdered)]
+    assert len(gathers) == 65  # and its own
+    assert len(set(gathers)) == 1
+    assert len(node_messages.encode(gathers[0])) < 200 + 20 * sets
+    assert not [message for _, message in seen if isinstance(message, ev.FetchOrdered)]
+    reports = [message.event for _, message in seen if isinstance(message, ev.Report)]
+    gathered = [event for event in reports if isinstance(event, ev.SegmentsGathered)]
+    assert len(gathered) == 65
+    assert {event.copied for event in gathered} == {66 // sets - 1}
+    assert not [event for event in reports if isinstance(event, ev.SegmentFetched | ev.SegmentReleased)]
+    assert all(answer.agreed for answer in report(job, orders).values())
+    assert not [
+        event
+        for _, m in seen
+        if isinstance(m, ev.Report)
+        for event in [m.event]
+        if isinstance(event, ev.SegmentReleased)
+    ]
+    assert set(held(job)) == {1}
+
+
+def test_a_node_that_was_replaced_gets_its_own_segment_first():
+    job = ACluster("abcde", scheme=Scheme.NONE)
+    job.replicas = 1
+    job.connect("abcd")
+    job.held = {act.Drain}
+    job.stage(ONE)
+    job.end_ranks()
+    job.connect("abed")  # rank 2 runs on another node, and c answers
+    orders = {rank: job.answer(rank, seq) for rank, seq in ask(job).items()}
+    assert {(order.save, order.whole, order.tier) for order in orders.values()} == {(ONE, True, Tier.PEER)}
+    assert all(answer.agreed for answer in report(job, orders).values())
+    assert [len(job.nodes[name].job.node.slots.holding(ONE)) for name in "abed"] == [1, 1, 1, 1]
+
+
+def test_a_link_that_came_back_is_given_the_order_again():
+    job = cluster("abc")
+    job.stage(ONE)
+    job.end_ranks()
+    job.connect("abc")
+    job.held = {act.FetchSegment}
+    seqs = ask(job)
+    job.waiting = [(node, action) for node, action in job.waiting if node.name != "b"]  # lost with its daemon
+    job.nodes["b"].restart()
+    job.settle()
+    job.return_ranks("b", 2)
+    seqs[1] = job.seq()
+    job.say(job.nodes["b"], ev.LoadAsked(job=KEY, rank=1, session=job.sid, request=seqs[1]))
+    job.settle()
+    job.release()
+    orders = {rank: job.answer(rank, seq) for rank, seq in seqs.items()}
+    assert {(order.save, order.whole) for order in orders.values()} == {(ONE, True)}, orders
+
+
+def test_what_does_not_come_in_time_is_read_from_the_store():
+    job = cluster("abc")
+    job.stage(ONE)
+    assert ONE in job.store.committed
+    job.end_ranks()
+    job.connect("abc")
+    job.held = {act.FetchSegment}
+    seqs = ask(job)
+    job.tick(3601)
+    orders = {rank: job.answer(rank, seq) for rank, seq in seqs.items()}
+    assert {(order.save, order.tier) for order in orders.values()} == {(ONE, Tier.PFS)}
 
 
 def test_ranks_for_which_the_segments_of_their_replicas_are_not_enough_get_all():
@@ -77,7 +214,7 @@ def test_ranks_for_which_the_segments_of_their_replicas_are_not_enough_get_all()
 
 
 def test_what_cannot_be_copied_is_rebuilt():
-    """A holder that died a moment ago, of which nobody has heard."""
+    """A holder that the nodes that need it do not reach."""
     job = cluster("abc")
     job.held = {act.Drain}
     job.stage(ONE)
@@ -96,14 +233,12 @@ def test_what_cannot_be_copied_is_rebuilt():
     job.settle()
     job.release()
     orders = [job.answer(rank, seqs[rank]) for rank in range(3)]
-    assert [(order.save, order.tier) for order in orders[:2]] == [(ONE, Tier.REBUILT)] * 2, orders
+    assert [(order.save, order.tier) for order in orders] == [(ONE, Tier.REBUILT)] * 2 + [(ONE, Tier.PEER)], orders
 
 
-def test_needed_are_the_own_segments_and_those_of_who_shared():
+def test_sets_are_those_that_share():
     record = cluster_record({0: (b"x" * 8,), 1: (b"y" * 8,), 2: (b"x" * 8,), 3: (b"y" * 8,), 4: ()})
-    assert record.needed_for([0]) == [0, 2]
-    assert record.needed_for([1, 4]) == [1, 3, 4]
-    assert record.needed_for([4]) == [4]
+    assert sorted(record.sets) == [(0, 2), (1, 3)]
 
 
 def test_who_saved_all_of_its_own_needs_none():
@@ -112,7 +247,7 @@ def test_who_saved_all_of_its_own_needs_none():
         r: tuple(replace(attestation, only_told=True) for attestation in said)
         for r, said in record.attestations.items()
     }
-    assert record.needed_for([0]) == [0]
+    assert record.sets == []
     assert not record.shared
     assert not record.shared_by_all
 
