@@ -23,7 +23,7 @@ SHARE ?=
 # ckptd anew, which is a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo unit test simulate simulate-slow scale mutants test-matrix frameworks-test golden golden-wire bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel longest faults guards histories kills polite mistakes cluster-test docs clean
+.PHONY: help venv demo unit test simulate simulate-slow scale mutants test-matrix frameworks-test golden golden-wire bench bench-records bench-peers gpu test-gpu bench-gpu check lint types architecture wheel longest faults guards histories kills polite mistakes cluster-test docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ golden-wire: $(DEV) ## the golden bytes of messages anew: only for a change of a
 
 bench: $(DEV) ## the speed budget, beside its yardsticks and other ways of saving
 	$(BIN)/python -m bench $(BENCH)
+
+bench-records: $(DEV) ## votes, manifest, commit and one rank's load of 8,192 ranks; a quarter of an hour; RECORDS="--ranks 512"
+	$(BIN)/python -m bench.records --keep bench/records.json $(RECORDS)
 
 bench-peers: $(PEERS) ## the same, DLRover and DeepSpeed too, in an environment of its own; BENCH="--docs docs"
 	.peers/bin/python -m bench $(BENCH)

@@ -29,7 +29,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from bench.node import OUT, Node, scratch
 from bench.states import realistic
 from bench.yardsticks import Yardsticks
-from ckptd.shared.format.layout import box_nbytes, encode
+from ckptd.shared.format.layout import box_nbytes
+from ckptd.shared.format.packed_layout import encode_layout
 from ckptd_client._image.image import Box, make_image, make_layout
 from ckptd_client._state import strided
 
@@ -115,7 +116,7 @@ def laid_out(boxes_of: Callable[[int], list[Box]], repeat: int) -> tuple[float, 
         boxes = boxes_of(rank)
         image = make_image(boxes, rank=rank, world_size=RANKS)
         paths = {box.name: (("k", box.name),) for box in boxes}
-        encode(make_layout(image, paths=paths, aliases={}))
+        encode_layout(make_layout(image, paths=paths, aliases={}))
         seconds.append(time.perf_counter() - began)
     return total / payload - 1, statistics.median(seconds)
 

@@ -12,6 +12,7 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format import layout as lay
 from ckptd.shared.format.digest import blocks, digest
 from ckptd.shared.format.dtypes import itemsize
+from ckptd.shared.format.packed_layout import encode_layout
 from ckptd.shared.format.slot import align_up
 from ckptd.store.image import Flow, Image
 from ckptd.store.posix.commit import commit, write_vote
@@ -94,5 +95,5 @@ def _slot(cut: Cut, rank: int, world_size: int, save: SaveId, *, aliases, paths)
     named = {name: (("k", name),) for name in aliases}
     layout = msgspec.structs.replace(layout, tensors=entries, aliases=aliases, paths={**layout.paths, **named, **paths})
     digests = b"".join(digest(image[start:stop]) for start, stop in blocks(len(image)))
-    leaves = lay.encode(lay.Leaves(lay.VERSION, {"step": lay.Leaf("safe/1", b"\x1e")}))
-    return Slot("", None, image, layout, lay.encode(layout), leaves, digests)
+    leaves = lay.encode_leaves(lay.Leaves(lay.VERSION, {"step": lay.Leaf("safe/1", b"\x1e")}))
+    return Slot("", None, image, layout, encode_layout(layout), leaves, digests)

@@ -10,8 +10,9 @@ from ckptd.shared.base.ids import JobKey, SaveId, file_name
 from ckptd.shared.format.digest import blocks
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import VERSION as LAYOUT_VERSION
-from ckptd.shared.format.layout import Leaves, SavedFor, encode
+from ckptd.shared.format.layout import Leaves, SavedFor, encode_leaves
 from ckptd.shared.format.manifest import FileRecord, StockObjects, Vote, decode_objects
+from ckptd.shared.format.packed_layout import parted
 from ckptd.shared.format.sealed_record import VERSION
 from ckptd.shared.format.slot import align_up
 from ckptd.store.image import Flow, Image
@@ -42,7 +43,8 @@ def image_of(
             torch._foreach_copy_(plan.views(memory), values.tensors)
     image = filled(plan, memory, save)
     record = FileRecord(
-        name=file_name(rank), rank=rank, nbytes=len(image), digests=digests_of(image, integrity), layout=plan.layout,
+        name=file_name(rank), rank=rank, nbytes=len(image), digests=digests_of(image, integrity),
+        **parted(plan.layout, "plan")._asdict(),
         leaves=values.plain.leaves, parts=plan.image.part_nbytes,
     )  # fmt: skip
     return image, record, values.plain.objects
@@ -58,8 +60,9 @@ def image_of_files(
         view.copy_(flat)
     image = filled(plan, memory, save)
     record = FileRecord(
-        name=file_name(0), rank=0, nbytes=len(image), digests=digests_of(image, integrity), layout=plan.layout,
-        leaves=encode(Leaves(LAYOUT_VERSION, {})), parts=plan.image.part_nbytes, raw=True,
+        name=file_name(0), rank=0, nbytes=len(image), digests=digests_of(image, integrity),
+        **parted(plan.layout, "plan")._asdict(),
+        leaves=encode_leaves(Leaves(LAYOUT_VERSION, {})), parts=plan.image.part_nbytes, raw=True,
     )  # fmt: skip
     return image, record
 

@@ -10,17 +10,12 @@ import os
 import threading
 import time
 
+import msgspec
+
 from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.format.committed_record import encode_committed, make_committed
 from ckptd.shared.format.integrity import Purpose
-from ckptd.shared.format.manifest import (
-    COMMITTED,
-    MANIFEST,
-    StockFile,
-    encode_committed,
-    encode_record,
-    make_committed,
-    make_manifest,
-)
+from ckptd.shared.format.manifest import COMMITTED, MANIFEST, StockFile, encode_record, make_manifest
 from ckptd.shared.stores import kinds
 from ckptd.store.facts import CommitOutcome
 from ckptd.store.interface import NO_INTENTS, Store
@@ -171,12 +166,10 @@ class MemoryStore(Store):
             self.check(by.store_id, job)
             check_counted(records, save)
         with _LOCK:
-            committed, left_out = committed_at(records.files, save), ""
-            if committed is None:
-                committed, left_out = self._commit(job, save, writer, alive)
+            committed = committed_at(records.files, save) or self._commit(job, save, writer, alive)
         taken_over = taken_over_by(records, save, by) if by is not None else 0
         note = mark_superseded(records, save.dirname, taken_over) if taken_over else ""
-        return CommitOutcome(committed, note, taken_over, left_out=left_out)
+        return CommitOutcome(committed, note, taken_over)
 
     def _commit(self, job, save, writer, alive):
         unfinished = self.files(job).below(save.partial_dirname)
@@ -188,13 +181,14 @@ class MemoryStore(Store):
         for name, data in stock.items():
             manifest.stock.append(StockFile(name, len(data), self.integrity.digest(data, Purpose.STOCK)))
             _put(unfinished.where(name), data)
+        manifest = msgspec.structs.replace(manifest, left_out=left_out)
         raw = encode_record(manifest, self.integrity)
         committed = make_committed(manifest, raw, self.integrity)
         _put(unfinished.where(MANIFEST), raw)
         for name in [name for name in _OBJECTS if name.startswith(f"{unfinished.location}/")]:
             _OBJECTS[self.where(job, save) + name.removeprefix(unfinished.location)] = _OBJECTS.pop(name)
         _put(f"{self.where(job, save)}/{COMMITTED}", encode_committed(committed))
-        return committed, left_out
+        return committed
 
     def remove(self, job, save, intents=NO_INTENTS):
         files = self.files(job)

@@ -14,6 +14,7 @@ from ckptd.shared.format import layout as lay
 from ckptd.shared.format.digest import KIND, blocks, digest
 from ckptd.shared.format.dtypes import itemsize
 from ckptd.shared.format.manifest import FileRecord, StockObjects, Vote, encode_objects
+from ckptd.shared.format.packed_layout import encode_layout, parted
 from ckptd.shared.format.sealed_record import VERSION
 from ckptd.shared.format.slot import PAGE, SEALS_NBYTES, Seal, SlotState, align_up, encode_seal, slot_capacity
 from tests.runs import RUN, SET, STORE_ID
@@ -40,7 +41,7 @@ class Slot:
             rank=self.layout.rank,
             nbytes=len(self.image),
             digests=self.digests,
-            layout=self.layout_raw,
+            **parted(self.layout_raw, "slot")._asdict(),
             leaves=self.leaves_raw,
         )
 
@@ -113,8 +114,8 @@ def write_slot(
     """A slot file at path, sealed or digested, of the smallest capacity."""
     tensors = tensors or some_tensors(seed=rank + save.step)
     image, layout = build_image(save, tensors, rank=rank, world_size=world_size, archives=archives)
-    layout_raw = lay.encode(layout)
-    leaves_raw = lay.encode(lay.Leaves(lay.VERSION, leaves or {"step": lay.Leaf("int", b"%d" % save.step)}))
+    layout_raw = encode_layout(layout)
+    leaves_raw = lay.encode_leaves(lay.Leaves(lay.VERSION, leaves or {"step": lay.Leaf("int", b"%d" % save.step)}))
     objects_raw = encode_objects(objects) if objects else b""
     digests = b"".join(digest(image[start:stop]) for start, stop in blocks(len(image)))
     table = digests if state == SlotState.DIGESTED else bytes(len(digests))

@@ -33,6 +33,7 @@ from ckptd.shared.format.manifest import (
     StockFile,
     layout_of,
 )
+from ckptd.shared.format.packed_layout import parted
 from ckptd.shared.format.replica_attestations import compared, doubt
 from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals, is_page
@@ -388,13 +389,18 @@ def _check_slot(file: StoredFile, path: str, seal: Seal, report: Report) -> None
             sound[part] = data
     if "layout" not in sound or "leaves" not in sound:
         return
+    try:
+        layout = parted(sound["layout"], path)
+    except DamagedError as error:
+        report.problem(path, str(error))
+        return
     record = FileRecord(
         name=file_name(seal.rank),
         rank=seal.rank,
         nbytes=seal.image_nbytes,
         digests=sound.get("digest table", b""),
-        layout=sound["layout"],
         leaves=sound["leaves"],
+        **layout._asdict(),
         parts=seal.parts,
         raw=seal.raw,
     )

@@ -40,6 +40,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     unpublished: bool  # a trainer's files are not where it wanted them
     superseded: str  # not empty: the session that took the job over before this was committed
     replicas: str  # of what ranks hold alike "all" or a "window" was compared, or it is "differing"; empty: nothing is
+    without_metadata: str  # not empty: why torch.distributed.checkpoint alone does not read it
     run: str  # id of the run that saved it
     path: str
 
@@ -115,7 +116,7 @@ def _row(store: Store, entry: CommittedEntry, standing: Standing) -> Row:
         world_size=committed.world_size, nbytes=committed.nbytes, path=store.where(committed.job, committed.save),
         latest=standing.latest, pinned=standing.pinned, unpublished=standing.unpublished,
         committed_at=standing.committed_at.isoformat(timespec="seconds"), run=committed.run,
-        superseded=_takeover(standing.superseded), replicas=committed.replicas,
+        superseded=_takeover(standing.superseded), replicas=committed.replicas, without_metadata=committed.left_out,
     )  # fmt: skip
 
 
@@ -159,6 +160,9 @@ def _view(job: JobListing, *, narrow: bool) -> RenderableType:
     for row in (row for row in job.checkpoints if row.unpublished):
         state = f"its daemon publishes it while it knows where to; else {how_to_publish(row.path)}"
         body.append(Text.assemble((f"unpublished step {row.step}: ", "yellow"), human.printable(state)))
+    for row in (row for row in job.checkpoints if row.without_metadata):
+        state = f"{row.without_metadata}; for plain dcp.load: ckptd export --format dcp {row.path} OUT"
+        body.append(Text.assemble((f"no .metadata in step {row.step}: ", "yellow"), human.printable(state)))
     for partial in job.partials:
         finished = f"all votes are in: the next daemon commits it, or: ckptd commit {partial.path}"
         state = finished if partial.finishable else partial.missing

@@ -25,6 +25,7 @@ from ckptd.shared.files.spare_pages import limit_met
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.layout import extents
 from ckptd.shared.format.manifest import STOCK_OBJECTS, FileRecord, StockObjects, Vote, decode_objects
+from ckptd.shared.format.packed_layout import parted
 from ckptd.shared.format.replica_attestations import as_recorded
 from ckptd.shared.format.sealed_record import VERSION
 from ckptd.store.facts import CommitOutcome, Committer, Taker
@@ -336,7 +337,7 @@ class ActionExecutor:
             nbytes, taken_over, left_out = 0, 0, ""
             if isinstance(reply, Done) and isinstance(reply.result, CommitOutcome):
                 nbytes, taken_over = reply.result.committed.nbytes, reply.result.taken_over
-                left_out = reply.result.left_out
+                left_out = reply.result.committed.left_out
                 self._note_all(job, [reply.result.note] if reply.result.note else [])
                 self.publishing.committed(job, save, intents, published=reply.result.published)
             problem = problem_of(reply)
@@ -374,7 +375,7 @@ def _file_record(found: Fragments) -> FileRecord:
         rank=seal.rank,
         nbytes=seal.image_nbytes,
         digests=found.table,
-        layout=found.layout,
+        **parted(found.layout, file_name(seal.rank))._asdict(),
         leaves=found.leaves,
         parts=seal.parts,
         raw=seal.raw,

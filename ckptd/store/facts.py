@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 from ckptd.shared.base.ids import Incarnation, RunId, SaveId, Session, StoreId
-from ckptd.shared.format.manifest import Committed
+from ckptd.shared.format.committed_record import Committed
 
 
 class IncarnationRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,4 +84,3 @@ class CommitOutcome(msgspec.Struct, frozen=True, tag="committed"):
     note: str = ""
     taken_over: Incarnation = 0
     published: bool = True  # a trainer's files, or there is nothing to be published
-    left_out: str = ""  # why plain dcp.load finds no `.metadata`, though it was asked for

@@ -12,7 +12,8 @@ from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import CkptdError, DamagedError, IntegrityError, joined
 from ckptd.shared.base.ids import SaveId, is_plausible, parse_dirname, parse_partial_dirname
 from ckptd.shared.format.committed import INCARNATIONS_DIR, identify
-from ckptd.shared.format.manifest import LATEST, Committed
+from ckptd.shared.format.committed_record import Committed
+from ckptd.shared.format.manifest import LATEST
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.store.facts import CommittedEntry, IncarnationRecord, PartialEntry, Scan
 from ckptd.store.together import together

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import SaveId
-from ckptd.shared.format.layout import Layout, decode_layout
+from ckptd.shared.format.layout import Layout
 from ckptd.shared.format.manifest import (
     STOCK_FILES,
     STOCK_METADATA,
@@ -16,7 +16,8 @@ from ckptd.shared.format.manifest import (
     Vote,
     one_record_each,
 )
-from ckptd.shared.torchfile.dcp_metadata import TooManyBoxesError, metadata_bytes
+from ckptd.shared.format.packed_layout import Glance, glance, layout_in
+from ckptd.shared.torchfile.dcp_metadata import TooManyBoxesError, check_count, metadata_bytes
 from ckptd.store.together import Alive, silent
 from ckptd.store.trainer_files import index_of
 
@@ -41,6 +42,7 @@ def stock_files(votes: Iterable[Vote], save: SaveId, alive: Alive = silent) -> S
         if any(record.raw for record in records):  # by the seals: no layout is decoded to find that there is none
             trainers = index_of(_layouts(records, alive), save.text)
             return Stock(files if trainers is None else files | {STOCK_FILES: trainers})
+        _check_count(records)
         index = objects.index if objects else {}
         metadata = metadata_bytes(_layouts(records, alive), index, checkpoint_id=save.dirname, save_id=save.text)
     except DamagedError:
@@ -48,6 +50,16 @@ def stock_files(votes: Iterable[Vote], save: SaveId, alive: Alive = silent) -> S
     except TooManyBoxesError as error:
         return Stock(files, error.message)
     return Stock(files if metadata is None else files | {STOCK_METADATA: metadata})
+
+
+def _check_count(records: Iterable[FileRecord]) -> None:
+    """Raises TooManyBoxesError, before a box is looked at, where stock readers can open the images."""
+    seen: dict[bytes, Glance] = {}  # ranks with the same boxes have one form
+    for record in records:
+        if record.form not in seen:
+            seen[record.form] = glance(record.layout, record.name)
+    if all(one.archived for one in seen.values()):
+        check_count(sum(seen[record.form].boxes for record in records))
 
 
 def _objects(votes: list[Vote]) -> StockObjects | None:
@@ -58,5 +70,5 @@ def _objects(votes: list[Vote]) -> StockObjects | None:
 def _layouts(records: list[FileRecord], alive: Alive) -> Iterator[Layout]:
     """One at a time: those of a large job fill gigabytes."""
     for record in records:
-        yield decode_layout(record.layout, where=record.name)
+        yield layout_in(record.layout, where=record.name)
         alive()

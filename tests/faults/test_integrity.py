@@ -15,17 +15,10 @@ import pytest
 from ckptd.cli import invoke
 from ckptd.shared.files.integrity_key import read_key, write_key
 from ckptd.shared.format.committed import identify
+from ckptd.shared.format.committed_record import encode_committed, make_committed
 from ckptd.shared.format.digest import KIND, blocks, digest
 from ckptd.shared.format.integrity import XXH3, Integrity
-from ckptd.shared.format.manifest import (
-    COMMITTED,
-    MANIFEST,
-    decode_manifest,
-    decode_vote,
-    encode_committed,
-    encode_record,
-    make_committed,
-)
+from ckptd.shared.format.manifest import COMMITTED, MANIFEST, decode_manifest, decode_vote, encode_record
 from ckptd.shared.format.slot import PAGE
 from ckptd.shared.stores.kinds import open_files
 from tests import collide

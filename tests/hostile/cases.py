@@ -9,6 +9,7 @@ import pickle
 import struct
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import msgpack
 import msgspec
 
 from ckptd.shared.format import layout as lay
+from ckptd.shared.format.columns import squeezed
 from ckptd.shared.format.manifest import COMMITTED, MANIFEST, STOCK_METADATA, STOCK_OBJECTS
 from tests.hostile import forge
 from tests.hostile.forge import RANK0
@@ -143,13 +145,9 @@ def fields(**values: Any) -> Callable[[Any], None]:
     return lambda raw: raw.update(values)
 
 
-layout("version", fields(version=2))
+layout("version", fields(version=1))
 layout("of another rank", fields(rank=1))
 layout("of another world", fields(world_size=7))
-layout("of another file", fields(file="r00001-p00.safetensors"))
-layout("file outside", fields(file="../../r00000-p00.safetensors"))
-layout("file absolute", fields(file="/etc/passwd"))
-layout("file with NUL", fields(file="r00000-p00.safetensors\0"))
 layout("image huge", fields(image_nbytes=1 << 60))
 layout("image short", fields(image_nbytes=4096))
 layout("header huge", fields(header_nbytes=1 << 60))
@@ -170,7 +168,6 @@ layout("data before the file", entry(5, -8))
 layout("data over the header", lambda raw: raw["tensors"][0].__setitem__(slice(5, None), [0, 48]))
 layout("data beyond the file", lambda raw: raw["tensors"][0].__setitem__(slice(5, None), [1 << 40, 48]))
 layout("data over another tensor", lambda raw: raw["tensors"][0].__setitem__(slice(5, 9), raw["tensors"][1][5:9]))
-layout("bytes other", entry(6, 7))
 layout("archive beyond the file", entry(8, 1 << 40))
 layout("alias of nothing", fields(aliases={"model.tied": "model.nothing"}))
 layout("alias of itself", fields(aliases={"model.tied": "model.tied"}))
@@ -187,6 +184,64 @@ shape_of("all of a huge tensor in two rows", lambda raw: raw["tensors"].__setite
 shape_of("huge tensor of an optimizer", lambda raw: next(
     t for t in raw["tensors"] if t[0].startswith("optimizer.") and len(t[2]) == 2).__setitem__(2, [1 << 40, 3])
 )  # fmt: skip
+
+
+def unpacked(name: str, change: Callable[[Any], None]) -> None:
+    """Of the parts, each box with its sizes and offsets: what no layout in terms of tensors can say."""
+
+    def make(final: Path) -> None:
+        raw = forge.opened(forge.packed(forge.plain_layout(final)))
+        change(raw)
+        forge.put_layout(final, forge.closed(raw))
+
+    add(f"layout's {name}", BOTH, RANK0, make)
+
+
+TENSOR, PLACEMENT, SIZES, GAP, HEAD, TAIL, OFFSETS = range(7)
+
+
+def number(which: int, value: Any, at: int = 0) -> Callable[[Any], None]:
+    return lambda raw: raw["columns"][which].__setitem__(at, value)
+
+
+def placed(cuts: list[int], *, mesh: int = 0, shape: Any = (2, 2), place: Any = (0, 1)) -> Callable[[Any], None]:
+    """The first box as one that lies on a mesh."""
+
+    def change(raw: Any) -> None:
+        raw["form"] |= {"meshes": [shape], "placements": [[mesh, cuts]]}
+        raw["own"]["places"] = [place]
+        dims = len(raw["plan"]["tensors"][0][2])
+        raw["columns"][PLACEMENT] = [1, *[0] * (raw["form"]["count"] - 1)]
+        raw["columns"][SIZES], raw["columns"][OFFSETS] = raw["columns"][SIZES][dims:], raw["columns"][OFFSETS][dims:]
+
+    return change
+
+
+for _part in ("plan", "form", "own"):
+    unpacked(f"{_part} of another version", lambda raw, part=_part: raw[part].update(version=1))
+    unpacked(f"{_part} no map", lambda raw, part=_part: raw.__setitem__(part, [1]))
+unpacked("tensor none", number(TENSOR, 2_000_000))
+unpacked("tensor before all", number(TENSOR, 1))
+unpacked("placement none", number(PLACEMENT, 7))
+unpacked("size beyond 2^62", number(SIZES, 1 << 62))
+unpacked("gap beyond the file", number(GAP, 1 << 60))
+unpacked("gap before the file", number(GAP, (1 << 60) + 1))
+unpacked("head before the file", number(HEAD, 1 << 60))
+unpacked("columns few", lambda raw: raw["columns"].pop(0))
+unpacked("column short", lambda raw: raw["columns"][GAP].pop())
+unpacked("column no numbers", lambda raw: raw["columns"].__setitem__(GAP, "text"))
+unpacked("column of a width that is none", lambda raw: raw["columns"].__setitem__(GAP, b"\x03abc"))
+unpacked("sizes many", lambda raw: raw["columns"][SIZES].append(1))
+unpacked("offsets few", lambda raw: raw["columns"][OFFSETS].pop())
+unpacked("boxes huge", lambda raw: raw["form"].update(count=9_999_999))
+unpacked("boxes beyond all", lambda raw: raw["form"].update(count=1 << 40))
+unpacked("mesh none", placed([0, -1], mesh=3))
+unpacked("mesh of no extent", placed([0, -1], shape=(0, 2)))
+unpacked("place outside", placed([0, -1], place=(2, 0)))
+unpacked("place of other dimensions", placed([0, -1], place=(0,)))
+unpacked("cut of no dimension", placed([9, -1]))
+unpacked("cut of -2", placed([-2, -1]))
+unpacked("cuts few", placed([0]))
 for _name, _body in {
     "deep": DEEP,
     "counts huge": b"\x81\xa7tensors\xdd\xff\xff\xff\xff",
@@ -195,7 +250,27 @@ for _name, _body in {
     "nothing": b"",
     "no msgpack": b"\xc1" * 50,
 }.items():
-    add(f"layout {_name}", BOTH, RANK0, lambda final, body=_body: forge.put_layout(final, body))
+    for _part in ("plan", "form", "own"):
+        put = partial(forge.put_part, part=_part, body=_body)
+        add(f"layout's {_part} {_name}", BOTH, RANK0, put)
+        if _part != "own":
+            body = zlib.compress(_body)
+            add(f"layout's {_part} {_name}, deflated", BOTH, RANK0, partial(forge.put_part, part=_part, body=body))
+            if _part == "plan":
+                body = squeezed([_body])
+                add(f"layout's plan {_name}, in its place", BOTH, RANK0, partial(forge.put_part, part=_part, body=body))
+add("layout's plan a bomb", BOTH, RANK0, partial(forge.put_part, part="plan", body=zlib.compress(bytes(1 << 28))))
+add("layout's form a bomb", BOTH, RANK0, partial(forge.put_part, part="form", body=zlib.compress(bytes(1 << 28))))
+add("layout's plan cut", BOTH, RANK0, lambda final: forge.edit_record(
+    final, 0, lambda record: record.update(plan=record["plan"][:-1])))  # fmt: skip
+add("layout's plan and more", BOTH, RANK0, lambda final: forge.edit_record(
+    final, 0, lambda record: record.update(plan=record["plan"] + b"x")))  # fmt: skip
+vote_of_parts = {
+    "no plan": {"plan": 99},
+    "no form": {"form": 99},
+    "plan of -1": {"plan": -1},
+    "own no bytes": {"own": []},
+}
 
 
 # --- plain leaves. verify checks that they can be taken apart, not what each says
@@ -204,7 +279,9 @@ for _name, _body in {
 def leaf(name: str, data: bytes, codec: str = "safe/1") -> None:
     def make(final: Path) -> None:
         leaves = lay.decode_leaves(forge.records_of(final)[0].leaves, where="forge")
-        forge.put_leaves(final, lay.encode(lay.Leaves(lay.VERSION, leaves.leaves | {"epoch": lay.Leaf(codec, data)})))
+        forge.put_leaves(
+            final, lay.encode_leaves(lay.Leaves(lay.VERSION, leaves.leaves | {"epoch": lay.Leaf(codec, data)}))
+        )
 
     add(f"leaf {name}", frozenset({LOAD}), "state['epoch']", make)
 
@@ -227,7 +304,7 @@ for _name, _body in {
     "deep": DEEP,
     "counts huge": b"\x92\x01\xdf\xff\xff\xff\xff",
     "nothing": b"",
-    "version": b"\x92\x02\x80",
+    "version": b"\x92\x01\x80",
 }.items():
     add(f"leaves {_name}", BOTH, RANK0, lambda final, body=_body: forge.put_leaves(final, body))
 
@@ -292,7 +369,8 @@ record("file negative", nbytes=-1)
 record("file huge", nbytes=1 << 61)
 record("digests short", digests=b"")
 record("digests long", digests=bytes(32))
-record("layout no bytes", layout=[])
+for _name, _said in vote_of_parts.items():
+    record(_name, **_said)
 for _name, _body in {
     "deep": DEEP,
     "counts huge": b"\x81\xa5files\xdd\xff\xff\xff\xff",

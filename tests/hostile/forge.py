@@ -15,18 +15,11 @@ from typing import Any
 import msgspec
 
 from ckptd.shared.base.ids import file_name
-from ckptd.shared.format import layout as lay
+from ckptd.shared.format.columns import column, numbers_in, parts_in, signed, squeezed
+from ckptd.shared.format.committed_record import encode_committed, make_committed
 from ckptd.shared.format.digest import blocks, digest
-from ckptd.shared.format.manifest import (
-    COMMITTED,
-    MANIFEST,
-    FileRecord,
-    Manifest,
-    decode_manifest,
-    decode_vote,
-    encode_committed,
-    make_committed,
-)
+from ckptd.shared.format.manifest import COMMITTED, MANIFEST, FileRecord, Manifest, decode_manifest, decode_vote
+from ckptd.shared.format.packed_layout import Parts, layout_in
 
 _MAGIC = b"CKPTDMF1"
 RANK0 = "r00000-p00.safetensors"
@@ -82,7 +75,7 @@ def edit_vote(final: Path, number: int, change: Callable[[Any], None]) -> None:
     vote = plain(decode_vote(path.read_bytes(), where="forge"))
     before = _sums(vote["files"])
     change(vote)
-    raw = sealed(msgspec.msgpack.encode(vote))
+    raw = sealed(msgspec.msgpack.encode(_shared(vote)))
     path.write_bytes(raw)
     changed = plain(manifest)
     changed["votes"][number] = plain(msgspec.structs.replace(ref, nbytes=len(raw), digest=digest(raw)))
@@ -103,6 +96,16 @@ def _sums(records: Any) -> dict[str, int]:
     }
 
 
+def _shared(vote: Any) -> Any:
+    """With what its records have in common once, as in its file."""
+    known: dict[bytes, int] = {}
+    for record in vote["files"] if isinstance(vote["files"], list) else ():
+        for name in ("plan", "form", "leaves") if isinstance(record, dict) else ():
+            if isinstance(record.get(name), bytes):
+                record[name] = known.setdefault(record[name], len(known))
+    return vote | {"shared": list(known)}
+
+
 def vote_of(final: Path, rank: int) -> int:
     """The number of the vote that has the rank's record."""
     return next(number for number, ref in enumerate(manifest_of(final).votes) if rank in ref.ranks)
@@ -117,14 +120,84 @@ def edit_record(final: Path, rank: int, change: Callable[[Any], None]) -> None:
     edit_vote(final, vote_of(final, rank), edit)
 
 
-def put_layout(final: Path, body: bytes, rank: int = 0) -> None:
-    edit_record(final, rank, lambda record: record.update(layout=body))
+def put_part(final: Path, part: str, body: bytes, rank: int = 0) -> None:
+    """Any bytes as a part of a layout: its plan, form or own."""
+    edit_record(final, rank, lambda record: record.update({part: body}))
+
+
+def put_layout(final: Path, parts: Parts, rank: int = 0) -> None:
+    edit_record(final, rank, lambda record: record.update(parts._asdict()))
 
 
 def edit_layout(final: Path, change: Callable[[Any], None], rank: int = 0) -> None:
-    raw = plain(lay.decode_layout(records_of(final)[rank].layout, where="forge"))
+    """A layout in terms of its tensors: each box's name, dtype, shape, offsets, sizes, place, bytes, archive."""
+    raw = plain_layout(final, rank)
     change(raw)
-    put_layout(final, msgspec.msgpack.encode(raw), rank)
+    put_layout(final, packed(raw), rank)
+
+
+def plain_layout(final: Path, rank: int = 0) -> Any:
+    return plain(layout_in(records_of(final)[rank].layout, where="forge"))
+
+
+def opened(parts: Parts) -> dict[str, Any]:
+    """The parts of a layout as dicts and lists, numbers of its columns too."""
+    (plan,) = parts_in(parts.plan, 1, "forge")
+    form, *columns = parts_in(parts.form, 7, "forge")
+    raw = {name: msgspec.msgpack.decode(data) for name, data in (("plan", plan), ("form", form), ("own", parts.own))}
+    offsets = parts_in(raw["own"].pop("offsets"), 1, "forge") if "offsets" in raw["own"] else [column([])]
+    return raw | {"columns": [_numbers(one) for one in (*columns, *offsets)]}
+
+
+def closed(raw: Any) -> Parts:
+    """Parts of any such dicts and lists."""
+    *columns, offsets = [one if isinstance(one, bytes) else _column(one) for one in raw["columns"]]
+    encode = msgspec.msgpack.encode
+    own = raw["own"] | {"offsets": squeezed([offsets])} if isinstance(raw["own"], dict) else raw["own"]
+    return Parts(squeezed([encode(raw["plan"])]), squeezed([encode(raw["form"]), *columns]), encode(own))
+
+
+def _numbers(data: bytes) -> list[int]:
+    return list(numbers_in(data, (len(data) - 1) // data[0], "forge"))
+
+
+def _column(numbers: Any) -> bytes:
+    """Of what are no numbers their encoding, which is no column."""
+    try:
+        return b"\x08" + b"".join(struct.pack("<Q", number % (1 << 64)) for number in numbers)
+    except (TypeError, struct.error):
+        return msgspec.msgpack.encode(numbers)
+
+
+def packed(raw: Any) -> Parts:
+    """The parts of a layout in its plain form, each box with its offsets and sizes."""
+    said = [[*entry, 0, 0][:9] for entry in raw["tensors"]]
+    tensors = [[name, dtype, shape] for name, dtype, shape, *_ in said]
+    planned = [one for index, one in enumerate(tensors) if one not in tensors[:index]]
+    steps, gaps, heads, tails, sizes, offsets = [], [], [], [], [], []
+    last, end = -1, raw["header_nbytes"]
+    for one, (_, _, _, at, extent, start, nbytes, archive, archive_nbytes) in zip(tensors, said, strict=True):
+        steps.append(planned.index(one) - last)
+        last = planned.index(one)
+        gaps.append(start - end)
+        end = start + nbytes
+        head = start - archive
+        heads.append(head + 1 if archive_nbytes else 0)
+        tails.append(archive_nbytes - head - nbytes if archive_nbytes else 0)
+        sizes += extent
+        offsets += at
+    version = raw["version"]
+    own = {name: raw[name] for name in _OWN if name in raw} | {"plan_id": ""}
+    columns = [signed(steps), [0] * len(steps), sizes, signed(gaps), heads, tails, offsets]
+    plan = {"version": version, "tensors": [*planned, *raw.get("absent", [])], "paths": raw["paths"]}
+    form = {"version": version, "count": len(steps)}
+    return closed({"plan": plan, "form": form, "own": own, "columns": columns})
+
+
+_OWN = (
+    "version", "rank", "world_size", "header_nbytes", "image_nbytes", "aliases", "parts", "names", "saved_for",
+    "held_alike",
+)  # fmt: skip
 
 
 def put_leaves(final: Path, body: bytes, rank: int = 0) -> None:

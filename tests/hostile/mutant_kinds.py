@@ -170,8 +170,20 @@ def committed(chance: random.Random, path: pathlib.Path) -> None:
 
 
 def layout(chance: random.Random, path: pathlib.Path) -> None:
-    raw = msgspec.msgpack.decode(forge.records_of(path)[0].layout)
-    forge.put_layout(path, to_msgpack(mutated(chance, raw)))
+    """Its parts, numbers of columns too; or the bytes of one of them."""
+    found = forge.records_of(path)[0].layout
+    if chance.random() < 0.2:
+        part = chance.choice(found._fields)
+        forge.put_part(path, part, torn(chance, getattr(found, part)))
+        return
+    raw = forge.opened(found)
+    which = chance.choice(["plan", "form", "own", "columns"])
+    changed = mutated(chance, raw[which])
+    if which == "columns" and not isinstance(changed, list):
+        changed = [changed]
+    if which == "columns" or isinstance(changed, dict):
+        raw[which] = changed
+    forge.put_layout(path, forge.closed(raw))
 
 
 def leaves(chance: random.Random, path: pathlib.Path) -> None:

@@ -71,7 +71,7 @@ def layout(name: str, change: Callable[[Any], object], *, too: bool = False) -> 
     def make(final: Path) -> None:
         forge.edit_layout(final, lambda raw: change(raw) and None)
         if too:
-            changed = msgspec.msgpack.decode(forge.records_of(final)[0].layout)
+            changed = msgspec.msgpack.decode(forge.records_of(final)[0].own)
             parts = [part[0] for part in changed.get("parts", [])]
             put(final, parts)
 

@@ -5,7 +5,6 @@ import contextlib
 import pathlib
 import shutil
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +16,10 @@ from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format import layout as lay
 from ckptd.shared.format import manifest as man
 from ckptd.shared.format import rank_file, slot
+from ckptd.shared.format.committed_record import decode_committed
 from ckptd.shared.format.digest import digest
 from ckptd.shared.format.header import check_header
+from ckptd.shared.format.packed_layout import decode_layout, joined, layout_in
 from ckptd.shared.torchfile.metadata_read import stranger_in
 from ckptd_client._load.rounds import read_checkpoint
 from ckptd_client._local.rank import Group
@@ -39,7 +40,7 @@ def sound(tmp_path_factory):
 def parts(sound):
     """What each decoder takes: (name, its bytes, decoder)."""
     record = forge.records_of(sound)[0]
-    layout = lay.decode_layout(record.layout, where=WHERE)
+    layout = layout_in(record.layout, where=WHERE)
     image = (sound / record.name).read_bytes()
     objects = man.decode_vote((sound / VOTES[0]).read_bytes(), where=WHERE).stock_objects
     page = slot.encode_seal(slot.Seal(job=JobKey("/store", "demo"), save=SAVE), 1)
@@ -54,8 +55,11 @@ def parts(sound):
             (sound / VOTES[0]).read_bytes()[8:-16],
             lambda raw: man.decode_vote(forge.sealed(raw), where=WHERE),
         ),
-        "committed": ((sound / man.COMMITTED).read_bytes(), lambda raw: man.decode_committed(raw, where=WHERE)),
-        "layout": (record.layout, lambda raw: lay.decode_layout(raw, where=WHERE)),
+        "committed": ((sound / man.COMMITTED).read_bytes(), lambda raw: decode_committed(raw, where=WHERE)),
+        "layout": (joined(record.layout), lambda raw: decode_layout(raw, where=WHERE)),
+        "plan": (record.plan, lambda raw: layout_in(record.layout._replace(plan=raw), where=WHERE)),
+        "form": (record.form, lambda raw: layout_in(record.layout._replace(form=raw), where=WHERE)),
+        "own": (record.own, lambda raw: layout_in(record.layout._replace(own=raw), where=WHERE)),
         "leaves": (record.leaves, lambda raw: lay.decode_leaves(raw, where=WHERE)),
         "objects": (man.encode_objects(objects), lambda raw: man.decode_objects(raw, where=WHERE)),
         "header": (image[: layout.header_nbytes], lambda raw: check_header(raw, layout, SAVE, where=WHERE)),
@@ -66,7 +70,8 @@ def parts(sound):
 
 
 NAMES = [
-    "manifest", "manifest's body", "vote's body", "committed", "layout", "leaves", "objects", "header", "rank file",
+    "manifest", "manifest's body", "vote's body", "committed", "layout", "plan", "form", "own",
+    "leaves", "objects", "header", "rank file",
     "seal", "metadata",
 ]  # fmt: skip
 
@@ -116,7 +121,7 @@ def test_random_bytes(parts, name, raw):
 
 def test_nesting_beyond_all_reason(parts):
     deep = b"\x81\xa1x" + b"\x91" * 100_000 + b"\x01"
-    for name in ("manifest's body", "vote's body", "layout", "leaves", "objects"):
+    for name in ("manifest's body", "vote's body", "layout", "own", "leaves", "objects"):
         with pytest.raises(DamagedError, match=WHERE):
             parts[name][1](deep)
     for name in ("committed", "rank file"):
@@ -135,13 +140,21 @@ leaf_bodies = st.recursive(
 )
 
 
-@given(st.sampled_from(["version", "file", "rank", "header_nbytes", "image_nbytes", "tensors", "paths", "aliases"]),
-       leaf_bodies)  # fmt: skip
+FIELDS = [
+    *(("plan", name) for name in ("version", "tensors", "paths")),
+    *(("form", name) for name in ("version", "count", "meshes", "placements")),
+    *(("own", name) for name in ("version", "rank", "header_nbytes", "image_nbytes", "aliases", "places", "plan_id")),
+]
+
+
+@given(st.sampled_from(FIELDS), leaf_bodies)
 def test_fields_of_other_kinds_reach_the_reader(sound, tmp_path_factory, field, value):
     """Through read_checkpoint and verify, digests made right: as an attacker would do it, value by value."""
     final = tmp_path_factory.mktemp("field") / "store/demo" / sound.name
     shutil.copytree(sound, final, symlinks=True)
-    forge.edit_layout(final, lambda raw: raw.update({field: value}))
+    raw = forge.opened(forge.records_of(final)[0].layout)
+    raw[field[0]][field[1]] = value
+    forge.put_layout(final, forge.closed(raw))
     with contextlib.suppress(CkptdError):
         state = some_state()
         read_checkpoint(str(final), state, group=Group(0, 1, "test"))[0].finish(state)
@@ -149,13 +162,16 @@ def test_fields_of_other_kinds_reach_the_reader(sound, tmp_path_factory, field, 
     shutil.rmtree(final.parents[2])
 
 
-@given(st.sampled_from(range(9)), leaf_bodies, st.integers(0, 3))
-def test_entries_of_other_kinds_reach_the_reader(sound, tmp_path_factory, index, value, which):
+@given(st.sampled_from(range(7)), leaf_bodies, st.integers(0, 3))
+def test_columns_of_other_kinds_reach_the_reader(sound, tmp_path_factory, column, value, which):
     final = tmp_path_factory.mktemp("entry") / "store/demo" / sound.name
     shutil.copytree(sound, final, symlinks=True)
-    raw = msgspec.msgpack.decode(forge.records_of(final)[0].layout)
-    raw["tensors"][which][index] = value
-    forge.put_layout(final, msgspec.msgpack.encode(raw))
+    raw = forge.opened(forge.records_of(final)[0].layout)
+    if len(raw["columns"][column]) > which and isinstance(value, int):
+        raw["columns"][column][which] = value
+    else:
+        raw["columns"][column] = value
+    forge.put_layout(final, forge.closed(raw))
     with contextlib.suppress(CkptdError):
         state = some_state()
         read_checkpoint(str(final), state, group=Group(0, 1, "test"))[0].finish(state)

@@ -16,7 +16,8 @@ from ckptd.checkpoint.export.names import Chosen
 from ckptd.checkpoint.export.plan import Box, FilePlan, Tensor, rows_of
 from ckptd.checkpoint.export.source import Source
 from ckptd.shared.base.errors import UsageError
-from ckptd.shared.format.layout import VERSION, Layout, Path, Shape, TensorEntry, box_nbytes
+from ckptd.shared.format.layout import VERSION, Layout, Path, TensorEntry, box_nbytes
+from ckptd.shared.format.placement import Shape
 from ckptd.shared.format.slot import PAGE, align_up
 from ckptd.shared.torchfile.dcp_metadata import MAX_BOXES, metadata_bytes
 from ckptd.shared.torchfile.pickling import TensorRef, dumps

@@ -15,7 +15,8 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.boxes import overlap
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.dtypes import itemsize
-from ckptd.shared.format.layout import Layout, Shape, TensorEntry, box_nbytes, contiguous_strides
+from ckptd.shared.format.layout import Layout, TensorEntry, box_nbytes, contiguous_strides
+from ckptd.shared.format.placement import Shape
 
 PIECE_NBYTES = 4 << 20  # at most, of what is read and of what is written
 _FILES_NAMED = 4

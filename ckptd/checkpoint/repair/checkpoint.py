@@ -22,6 +22,7 @@ from ckptd.shared.format.manifest import (
     ParityRecord,
     encode_objects,
 )
+from ckptd.shared.format.packed_layout import joined
 from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.format.stored_files import StoredFiles, read_some
@@ -161,13 +162,13 @@ def _stranger(parity_chunk: ParityChunk, checkpoint: Checkpoint) -> str:
 
 def _fits(seal: Seal, record: FileRecord, integrity: Integrity) -> bool:
     """Whether the record's image and tail are the segment's that was sealed."""
-    if (seal.layout_nbytes, seal.leaves_nbytes) != (len(record.layout), len(record.leaves)):
+    if (seal.layout_nbytes, seal.leaves_nbytes) != (len(joined(record.layout)), len(record.leaves)):
         return False
     said = (seal.image_nbytes, seal.table_digest, seal.layout_digest, seal.leaves_digest, seal.parts, seal.raw)
     found = (
         record.nbytes,
         integrity.digest(record.digests, Purpose.TABLE),
-        integrity.digest(record.layout, Purpose.LAYOUT),
+        integrity.digest(joined(record.layout), Purpose.LAYOUT),
         integrity.digest(record.leaves, Purpose.LEAVES),
         record.parts,
         record.raw,
@@ -184,7 +185,7 @@ def tails(checkpoint: Checkpoint, wanted: Set) -> tuple[dict[int, bytes], list[i
     for column in wanted.parity_chunk.columns:
         for seal in column.seals:
             record = checkpoint.records[seal.rank]
-            tail = record.digests + record.layout + record.leaves
+            tail = record.digests + joined(record.layout) + record.leaves
             if seal.objects_nbytes:
                 objects = _objects(checkpoint, seal)
                 if not objects:

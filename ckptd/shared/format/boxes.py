@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from ckptd.shared.format.layout import Shape, TensorEntry
+from ckptd.shared.format.layout import TensorEntry
+from ckptd.shared.format.placement import Shape
 
 
 class HasBox(Protocol):

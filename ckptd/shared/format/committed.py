@@ -18,23 +18,20 @@ from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import CkptdError, DamagedError, IntegrityError, UsageError
 from ckptd.shared.base.ids import SaveId, parse_dirname, parse_partial_dirname
 from ckptd.shared.base.wording import cut, shown
+from ckptd.shared.format.committed_record import MAX_COMMITTED_NBYTES, Committed, decode_committed, make_committed
 from ckptd.shared.format.integrity import Purpose
 from ckptd.shared.format.manifest import (
     COMMITTED,
     MANIFEST,
-    MAX_COMMITTED_NBYTES,
     MAX_RECORD_NBYTES,
     STOCK_FILES,
-    Committed,
     FileRecord,
     Manifest,
     ParityRecord,
     StockFile,
     Vote,
-    decode_committed,
     decode_manifest,
     decode_vote,
-    make_committed,
 )
 from ckptd.shared.format.set_places import SETS_DIR, is_set_name, vote_place, voter
 from ckptd.shared.format.stored_files import StoredFiles
@@ -306,6 +303,7 @@ def _facts(committed: Committed) -> dict[str, object]:
         "its own bytes": committed.manifest_nbytes,
         "its digest": committed.manifest_digest,
         "replicas": str(committed.replicas),
+        "what is left out": committed.left_out,
     }
 
 

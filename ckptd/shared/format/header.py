@@ -10,7 +10,8 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import Nbytes, SaveId
 from ckptd.shared.base.wording import cut, shown
 from ckptd.shared.format.dtypes import DTYPES, file_view
-from ckptd.shared.format.layout import Layout, Shape, TensorEntry, box_nbytes
+from ckptd.shared.format.layout import Layout, TensorEntry, box_nbytes
+from ckptd.shared.format.placement import Shape
 
 LENGTH_NBYTES = 8
 MAX_HEADER_NBYTES = 100_000_000  # more is refused by safetensors

@@ -16,17 +16,16 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import MAX_PARTS, FileName, Nbytes, Rank, StorePath, WorldSize, file_name
 from ckptd.shared.base.wording import shown
 from ckptd.shared.format.dtypes import DTYPES, itemsize
+from ckptd.shared.format.placement import Mesh, Placed, Shape
 
-VERSION = 1
+VERSION = 2
 MAX_TENSORS = 10_000_000
-MAX_DIMS = 64
 MAX_STEPS = 101  # of a path
 MIN_HEADER_NBYTES = 10  # the length, and {}
 MAX_TRAINER_FILE = 512  # characters
 _INT64 = range(-(1 << 63), 1 << 63)
 _PAGE = 4096
 
-Shape = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)], ...], msgspec.Meta(max_length=MAX_DIMS)]
 TrainerFile = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TRAINER_FILE)]
 # One step from a container to an item of it: "k" a dict by string, "i" a dict by int, "l" a list, "t" a tuple index.
 PathStep = tuple[Literal["k", "i", "l", "t"], str | int]
@@ -53,6 +52,14 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
         if self.slice_nbytes:
             return self.slice_offset, self.slice_offset + self.slice_nbytes
         return self.data_offset, self.data_offset + self.nbytes
+
+
+class Planned(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor of the state, as all ranks that save it have it."""
+
+    name: str
+    dtype: str  # safetensors code, or a code of dtypes
+    global_shape: Shape
 
 
 class LayoutPart(msgspec.Struct, frozen=True, array_like=True):
@@ -108,6 +115,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Names of tensors that other ranks hold too and saved in full as well, by how the ranks hold them: empty where each
     # holds all, else a text that is the same where each holds the same boxes. A reader must not blend such ranks.
     held_alike: dict[str, list[str]] = {}
+    absent: list[Planned] = []  # tensors of the state of which this rank has no box
+    meshes: list[Mesh] = []
+    placements: dict[str, Placed] = {}  # of a tensor whose one box follows from a mesh
 
     @property
     def raw(self) -> bool:
@@ -203,20 +213,16 @@ def box_nbytes(dtype: str, sizes: Shape) -> int:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_layout_decoder = msgspec.msgpack.Decoder(Layout)
 _leaves_decoder = msgspec.msgpack.Decoder(Leaves)
 
 
-def encode(record: Layout | Leaves) -> bytes:
-    """Encoded form of a layout or its leaves."""
-    return _encoder.encode(record)
+def encode_leaves(leaves: Leaves) -> bytes:
+    """Encoded form of a rank's leaves."""
+    return _encoder.encode(leaves)
 
 
-def decode_layout(data: bytes, *, where: str) -> Layout:
-    """The layout in data, checked: version, ranges inside the image, no overlap. where names the source in errors."""
-    layout = decoded(_layout_decoder.decode, data, f"{where}: layout is not readable")
-    if layout.version != VERSION:
-        raise DamagedError(f"{where}: layout version {layout.version}, this program reads {VERSION}")
+def checked(layout: Layout, where: str) -> Layout:
+    """The layout, all that it says held against itself. Raises DamagedError, naming where."""
     _check_names(layout, where)
     parts = layout.parts or [LayoutPart(layout.image_nbytes, layout.header_nbytes)]
     adds_up = are_parts([part.nbytes for part in parts], layout.image_nbytes, raw=layout.raw)

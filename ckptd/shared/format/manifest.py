@@ -17,26 +17,24 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import (
     MAX_PARTS,
     MAX_RANKS,
-    Counter,
     Digest,
     FileName,
-    Incarnation,
     JobName,
     Nbytes,
     NodeName,
     Rank,
     SaveId,
     SetName,
-    Step,
     StoreId,
     WorldSize,
     file_name,
 )
 from ckptd.shared.format.digest import DIGEST_NBYTES, block_count
 from ckptd.shared.format.integrity import XXH3, DigestKind, Integrity, KeyId, Purpose
-from ckptd.shared.format.layout import Extent, Layout, are_parts, decode_layout, extents
+from ckptd.shared.format.layout import Extent, Layout, are_parts, extents
+from ckptd.shared.format.packed_layout import Parts, layout_in
 from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Attestation, Compared, compared, difference_of
-from ckptd.shared.format.sealed_record import VERSION, check_version, of_committed, of_record, open_record, sealed
+from ckptd.shared.format.sealed_record import VERSION, check_version, of_record, open_record, sealed
 from ckptd.shared.format.set_places import parity_place, vote_place
 
 MANIFEST = "ckptd.manifest"
@@ -47,22 +45,27 @@ STOCK_OBJECTS: Final = "objects.pt"
 STOCK_FILES: Final = "files.json"
 UNPUBLISHED = "UNPUBLISHED"
 LINKED = "LINKED"
-MAX_COMMITTED_NBYTES = 64 << 10
 MAX_RECORD_NBYTES = 1 << 30  # of a vote or manifest
 MAX_PARITY_RECORD_NBYTES = 1 << 30
 # The set, by the content of what it protects, and the member.
 ParityName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}-[0-9]{2}\.parity\Z")]
+Index = Annotated[int, msgspec.Meta(ge=0)]
 StockName = Literal[".metadata", "objects.pt", "files.json"]
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One image: its size, the digest of every block, and its rank's layout and leaves as opaque bytes."""
+    """One image: its size, the digest of every block, and its rank's layout and leaves as opaque bytes.
+
+    In a vote's file plan, form and leaves are numbers of what its records have in common.
+    """
 
     name: FileName
     rank: Rank
     nbytes: Nbytes
     digests: bytes  # 16 bytes per block of 16 MiB
-    layout: bytes
+    plan: bytes  # of the layout, as are form and own
+    form: bytes
+    own: bytes
     leaves: bytes
     parts: Annotated[tuple[Nbytes, ...], msgspec.Meta(max_length=MAX_PARTS)] = ()  # bytes of each file, if several
     raw: bool = False  # the files after the first are a trainer's own
@@ -73,6 +76,11 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def extents(self) -> list[Extent]:
         """The files of the image, in order."""
         return extents(self.rank, self.nbytes, self.parts, raw=self.raw)
+
+    @property
+    def layout(self) -> Parts:
+        """The parts of the layout: all that the rank's slot has of it."""
+        return Parts(self.plan, self.form, self.own)
 
 
 class ParityRecord(msgspec.Struct, frozen=True, order=True):
@@ -96,6 +104,9 @@ class ParityRecord(msgspec.Struct, frozen=True, order=True):
     def file_nbytes(self) -> int:
         """Of the file."""
         return self.nbytes + self.record_nbytes
+
+
+LeftOut = Annotated[str, msgspec.Meta(max_length=400)]
 
 
 class StockObjects(msgspec.Struct, frozen=True):
@@ -144,7 +155,7 @@ class VoteRef(msgspec.Struct, frozen=True, array_like=True):
     """A vote's node, size and digest, so that the manifest pins it; and which ranks are read from it."""
 
     node: NodeName
-    folder: Annotated[int, msgspec.Meta(ge=0)]  # its set's, among those of the manifest
+    folder: Index  # its set's, among those of the manifest
     nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_RECORD_NBYTES)]
     digest: Digest
     runs: tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)], ...]  # first and end of each run of ranks
@@ -175,10 +186,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     world_size: WorldSize
     folders: list[SetName]  # of the votes' sets, in order
     votes: list[VoteRef]  # by node
-    files: Annotated[int, msgspec.Meta(ge=0)]  # of all images
+    files: Index  # of all images
     nbytes: Nbytes  # of all images
     replicas: Compared = Compared.NO_REPLICAS  # how much of what ranks hold alike was compared when it was saved
     stock: list[StockFile] = []
+    left_out: LeftOut = ""  # why stock readers have no `.metadata`, where they were meant to
     key_id: KeyId = ""  # of the key that all its digests are made with
 
     def place_of(self, ref: VoteRef) -> str:
@@ -186,47 +198,58 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return vote_place(self.folders[ref.folder], ref.node)
 
 
-class Committed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The small JSON that makes a directory of final name a checkpoint, if it matches the manifest.
+_SHARED = ("plan", "form", "leaves")  # what equal records of a vote have once, by number
 
-    With a key it is proved by itself: proof is the digest of all other fields.
-    """
 
-    format: int
-    store_id: StoreId
-    job: JobName
-    save_id: Annotated[str, msgspec.Meta(max_length=96)]
-    step: Step
-    incarnation: Incarnation
-    counter: Counter
-    run: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
-    world_size: WorldSize
-    files: WorldSize
-    nbytes: Nbytes
-    manifest_nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_RECORD_NBYTES)]
-    manifest_digest: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
-    digest_kind: DigestKind
-    key_id: KeyId = ""
-    replicas: Compared = Compared.NO_REPLICAS  # how much of what its ranks hold alike was compared when it was saved
-    proof: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
+class StoredFile(FileRecord, frozen=True, kw_only=True, omit_defaults=True):
+    """A file's record in a vote's file."""
 
-    @property
-    def save(self) -> SaveId:
-        """The checkpoint this record belongs to."""
-        return SaveId(self.incarnation, self.counter, self.step, bytes.fromhex(self.run))
+    plan: Index  # type: ignore[assignment]
+    form: Index  # type: ignore[assignment]
+    leaves: Index  # type: ignore[assignment]
+
+
+class StoredVote(Vote, frozen=True, kw_only=True, omit_defaults=True):
+    """A vote in its file. shared: what its records have in common."""
+
+    files: Annotated[list[StoredFile], msgspec.Meta(max_length=4096)]  # type: ignore[assignment]
+    shared: Annotated[list[bytes], msgspec.Meta(max_length=3 * 4096)]
+
+
+def stored(vote: Vote) -> StoredVote:
+    """The vote as its file has it."""
+    known: dict[bytes, int] = {}
+    files = []
+    for record in vote.files:
+        fields = msgspec.structs.asdict(record)
+        fields |= {name: known.setdefault(fields[name], len(known)) for name in _SHARED}
+        files.append(StoredFile(**fields))
+    return StoredVote(**msgspec.structs.asdict(vote) | {"files": files}, shared=list(known))
+
+
+def _restored(found: StoredVote, where: str) -> Vote:
+    fields = {name: getattr(found, name) for name in Vote.__struct_fields__}
+    files = []
+    for record in found.files:
+        said = msgspec.structs.asdict(record)
+        if max(said[name] for name in _SHARED) >= len(found.shared):
+            raise DamagedError(f"{where}: {record.name}: a part that no record of the vote has")
+        files.append(FileRecord(**said | {name: found.shared[said[name]] for name in _SHARED}))
+    return Vote(**fields | {"files": files})
 
 
 _encoder = msgspec.msgpack.Encoder()
 _objects_decoder = msgspec.msgpack.Decoder(StockObjects)
-_vote_decoder = msgspec.msgpack.Decoder(Vote)
+_vote_decoder = msgspec.msgpack.Decoder(StoredVote)
 _manifest_decoder = msgspec.msgpack.Decoder(Manifest)
-_committed_decoder = msgspec.json.Decoder(Committed)
 
 
 def encode_record(record: Vote | Manifest, integrity: Integrity = XXH3) -> bytes:
     """Self-checking file content of a vote or manifest, which must name integrity's kind and key."""
     integrity.check(record.digest_kind, record.key_id, type(record).__name__.lower())
-    return sealed(_encoder.encode(record), integrity, Purpose.VOTE if isinstance(record, Vote) else Purpose.MANIFEST)
+    if isinstance(record, Manifest):
+        return sealed(_encoder.encode(record), integrity, Purpose.MANIFEST)
+    return sealed(_encoder.encode(stored(record)), integrity, Purpose.VOTE)
 
 
 def decode_vote(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Vote:
@@ -235,7 +258,8 @@ def decode_vote(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Vote
     IntegrityError, which is one, when it is proved in another way.
     """
     body = open_record(data, where, integrity, Purpose.VOTE)
-    vote = decoded(_vote_decoder.decode, body, where, look=partial(of_record, where=where))
+    found = decoded(_vote_decoder.decode, body, where, look=partial(of_record, where=where))
+    vote = _restored(found, where)
     _check(vote, where, integrity)
     _check_files(vote.files, where)
     if vote.stock_objects:
@@ -311,7 +335,7 @@ def _check_files(files: Iterable[FileRecord], where: str) -> None:
 
 def layout_of(record: FileRecord, world_size: int, *, where: str) -> Layout:
     """The layout in a file's record, held against it. Raises DamagedError, naming where."""
-    layout = decode_layout(record.layout, where=where)
+    layout = layout_in(record.layout, where=where)
     said = (layout.file, layout.rank, layout.world_size, layout.image_nbytes, layout.raw)
     expected = (record.name, record.rank, world_size, record.nbytes, record.raw)
     if said != expected or tuple(part.nbytes for part in layout.parts) != record.parts:
@@ -379,41 +403,3 @@ def _refs(votes: Sequence[Voted], folders: Sequence[SetName]) -> list[VoteRef]:
             taken.add(rank)
         refs.append(VoteRef(vote.node, index[vote.folder], nbytes, digest, tuple(runs)))
     return refs
-
-
-def make_committed(manifest: Manifest, manifest_raw: bytes, integrity: Integrity = XXH3) -> Committed:
-    """The COMMITTED record of a manifest and its file content."""
-    bare = Committed(
-        format=VERSION, store_id=manifest.store_id, job=manifest.job, save_id=manifest.save.text,
-        step=manifest.save.step,
-        incarnation=manifest.save.incarnation, counter=manifest.save.counter, run=manifest.save.run.hex(),
-        world_size=manifest.world_size,
-        files=manifest.files, nbytes=manifest.nbytes,
-        manifest_nbytes=len(manifest_raw),
-        manifest_digest=integrity.digest(manifest_raw, Purpose.MANIFEST_FILE).hex(),
-        digest_kind=integrity.kind, key_id=integrity.key_id,
-        replicas=manifest.replicas,
-    )  # fmt: skip
-    return msgspec.structs.replace(bare, proof=_proof(bare, integrity))
-
-
-def _proof(committed: Committed, integrity: Integrity) -> str:
-    """With a key, the proof of the record alone, for readers without a manifest. Without a key, none."""
-    if not integrity.keyed:
-        return ""
-    return integrity.digest(_encoder.encode(msgspec.structs.replace(committed, proof="")), Purpose.COMMITTED).hex()
-
-
-def encode_committed(committed: Committed) -> bytes:
-    """File content of COMMITTED: indented JSON and a newline."""
-    return msgspec.json.format(msgspec.json.encode(committed)) + b"\n"
-
-
-def decode_committed(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Committed:
-    """The record in COMMITTED. Raises DamagedError, naming where; IntegrityError as decode_vote does."""
-    committed = decoded(_committed_decoder.decode, data, where, look=partial(of_committed, where=where))
-    check_version(committed.format, where, "format")
-    integrity.check(committed.digest_kind, committed.key_id, where)
-    if committed.proof != _proof(committed, integrity):
-        raise DamagedError(f"{where}: its proof does not match: the record is damaged, or forged")
-    return committed

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.format.boxes import is_whole
 from ckptd.shared.format.dtypes import DTYPES
-from ckptd.shared.format.layout import Layout, Path, Shape, TensorEntry
+from ckptd.shared.format.layout import Layout, Path, TensorEntry
 from ckptd.shared.format.manifest import STOCK_OBJECTS
+from ckptd.shared.format.placement import Shape
 from ckptd.shared.torchfile.pickling import DCP_FILESYSTEM, DCP_METADATA, Call, Global, Items, New, dumps
 
 VERSION = "1.0.0"  # of torch's format, which has had no other
@@ -97,6 +98,12 @@ def metadata_bytes(
     return dumps(New(_METADATA, state))
 
 
+def check_count(boxes: int) -> None:
+    """Raises TooManyBoxesError for more than stock readers can bear."""
+    if boxes > MAX_BOXES:
+        raise TooManyBoxesError(f"its tensors are in more than {MAX_BOXES:,} boxes")
+
+
 def _collect(layouts: Iterable[Layout]) -> _Content | None:
     content = _Content({}, {})
     count = 0
@@ -107,8 +114,7 @@ def _collect(layouts: Iterable[Layout]) -> _Content | None:
         count += len(layout.tensors) + len(layout.aliases)
         if not all(entry.slice_nbytes for entry in layout.tensors):
             return None
-        if count > MAX_BOXES:
-            raise TooManyBoxesError(f"its tensors are in more than {MAX_BOXES:,} boxes")
+        check_count(count)
         for entry in layout.tensors:
             file, start = layout.place(entry.slice_offset)
             box = _Box(file, start, entry)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.wording import cut
 from ckptd.shared.format.dtypes import CODE_OF_STORAGE, DTYPES, itemsize
-from ckptd.shared.format.layout import MAX_DIMS
+from ckptd.shared.format.placement import MAX_DIMS
 
 MAX_NBYTES = 32 << 20  # of a pickle: some 100,000 parameters; at worst 64 times as much memory, and 30 s
 _MAX_ARGS = 8  # of a call that is looked into: many calls with one long tuple would take for ever

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from ckptd.shared.format.dtypes import DTYPES, itemsize
-from ckptd.shared.format.layout import Shape, contiguous_strides
+from ckptd.shared.format.layout import contiguous_strides
+from ckptd.shared.format.placement import Shape
 
 DCP_METADATA = "torch.distributed.checkpoint.metadata"
 DCP_FILESYSTEM = "torch.distributed.checkpoint.filesystem"

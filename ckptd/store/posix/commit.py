@@ -15,6 +15,7 @@ import msgspec
 from ckptd.shared.base.errors import CkptdError, DamagedError
 from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname
 from ckptd.shared.format.committed import identify
+from ckptd.shared.format.committed_record import Committed, encode_committed, make_committed
 from ckptd.shared.format.integrity import Purpose
 from ckptd.shared.format.manifest import (
     COMMITTED,
@@ -22,15 +23,12 @@ from ckptd.shared.format.manifest import (
     MANIFEST,
     MAX_RECORD_NBYTES,
     STOCK_FILES,
-    Committed,
     Manifest,
     StockFile,
     StockName,
     Vote,
     decode_manifest,
-    encode_committed,
     encode_record,
-    make_committed,
     make_manifest,
     one_record_each,
 )
@@ -92,10 +90,10 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     place, records = Place(key, save), PosixRecords(fs, key)
     if by is not None:
         check_counted(records, save)
-    committed, left_out = committed_at(fs, place), ""
+    committed = committed_at(fs, place)
     if committed is None:
         try:
-            committed, left_out = _write_and_rename(fs, place, writer, alive)
+            committed = _write_and_rename(fs, place, writer, alive)
         except (OSError, DamagedError):
             # Another committer may have renamed the directory under us. Then all we wanted is at the target.
             committed = committed_at(fs, place)
@@ -116,11 +114,10 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     failpoints.reach("commit.after-latest")
     unpublished = publish(fs, key, save, intents)
     notes = [note, unpublished, _tidy(fs, place.final)]  # each whatever became of the others
-    return CommitOutcome(committed, "; ".join(filter(None, notes)), published=not unpublished, left_out=left_out)
+    return CommitOutcome(committed, "; ".join(filter(None, notes)), published=not unpublished)
 
 
-def _write_and_rename(fs: FileLayer, place: Place, writer: str, alive: Alive) -> tuple[Committed, str]:
-    """The commit's record, and why there is no `.metadata`, if it was asked for."""
+def _write_and_rename(fs: FileLayer, place: Place, writer: str, alive: Alive) -> Committed:
     unfinished = files_at(fs, place.partial)
     votes = read_votes(unfinished, place.key.job, place.save, alive)
     manifest = make_manifest(votes, save=place.save, writer=writer, integrity=fs.integrity)
@@ -128,7 +125,7 @@ def _write_and_rename(fs: FileLayer, place: Place, writer: str, alive: Alive) ->
     check_files(unfinished, voted, alive)
     failpoints.reach("commit.before-manifest")
     files, left_out = stock_files(voted, place.save, alive)
-    manifest = msgspec.structs.replace(manifest, stock=_publish_stock(fs, place, files))
+    manifest = msgspec.structs.replace(manifest, stock=_publish_stock(fs, place, files), left_out=left_out)
     manifest, raw = _publish_manifest(fs, unfinished, manifest, voted)
     failpoints.reach("commit.before-committed")
     committed = make_committed(manifest, raw, fs.integrity)
@@ -141,7 +138,7 @@ def _write_and_rename(fs: FileLayer, place: Place, writer: str, alive: Alive) ->
     fs.fsync_dir(place.partial)  # and with it the names of all images
     failpoints.reach("commit.before-rename")
     fs.rename(place.partial, place.final)
-    return committed, left_out
+    return committed
 
 
 def _publish_stock(fs: FileLayer, place: Place, files: Mapping[StockName, bytes]) -> list[StockFile]:

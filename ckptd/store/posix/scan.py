@@ -5,7 +5,8 @@ import os
 import msgspec
 
 from ckptd.shared.base.ids import JobKey, SaveId, SetName
-from ckptd.shared.format.manifest import LATEST, Committed
+from ckptd.shared.format.committed_record import Committed
+from ckptd.shared.format.manifest import LATEST
 from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.stores.directory import DirectoryFiles
 from ckptd.store import scan as reading

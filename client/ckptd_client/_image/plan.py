@@ -11,9 +11,11 @@ import torch
 from ckptd.shared.base.errors import DamagedError, UsageError
 from ckptd.shared.format.digest import digest
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
-from ckptd.shared.format.layout import VERSION, Leaves, decode_layout, encode
+from ckptd.shared.format.layout import VERSION, Layout, Leaves, Planned, TensorEntry, encode_leaves
+from ckptd.shared.format.packed_layout import decode_layout, encode_layout
 from ckptd.shared.format.replica_attestations import Attestation, not_compared
 from ckptd_client._image.image import Box, Image, make_image, make_layout
+from ckptd_client._image.mesh_places import placements_of
 from ckptd_client._image.segment_plan import Plain, SegmentPlan
 from ckptd_client._image.stock_objects import StockLeaves
 from ckptd_client._local.rank import Group
@@ -124,7 +126,7 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, sample: Sam
         tensors=[*_stored(plan, values), *pieces],
         counted=[values[i] for i in plan.of_boxes],
         plain=Plain(
-            leaves=encode(Leaves(VERSION, leaves)),
+            leaves=encode_leaves(Leaves(VERSION, leaves)),
             objects=stock.encode(leaves) if stock is not None else b"",
             attest=_attestation(plan, values, sample, digests),
         ),
@@ -233,7 +235,8 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     _warn(boxes, rank)
     image = make_image(boxes, rank=rank, world_size=world_size, dual=dual)
     aliases = {flat.names[tied]: flat.names[source] for tied, source in ties if source in kept}
-    layout = _layout(image, flat, aliases, _held_alike(flat, ranks, kept - set(rows), world_size))
+    held_alike = _held_alike(flat, ranks, kept - set(rows), world_size)
+    layout = _layout(image, flat, aliases, held_alike, {i: shard for i, shard in shards.items() if i not in tied})
     return Plan(
         structure=flat.structure,
         names=flat.names,
@@ -260,18 +263,38 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     )
 
 
-def _layout(image: Image, flat: Flat, aliases: dict[str, str], held_alike: dict[str, list[str]]) -> bytes:
-    """The encoded layout. Raises UsageError if readers would refuse it."""
+def _layout(
+    image: Image, flat: Flat, aliases: dict[str, str], held_alike: dict[str, list[str]], shards: Mapping[int, Shard]
+) -> bytes:
+    """The encoded layout. shards: of all tensors but tied ones. Raises UsageError if readers would refuse it."""
     paths = dict(zip(flat.names, flat.paths, strict=True))
-    layout = encode(make_layout(image, paths=paths, aliases=aliases, held_alike=held_alike))
-    check_readable(layout)
+    here = {box.name for box in image.boxes}
+    absent = [
+        Planned(flat.names[i], shard.code, shard.global_shape)
+        for i, shard in shards.items()
+        if flat.names[i] not in here
+    ]
+    placements = placements_of((flat.names[i], flat.values[i]) for i in shards if flat.names[i] in here)
+    made = make_layout(
+        image, paths=paths, aliases=aliases, held_alike=held_alike, placements=placements, absent=absent
+    )  # fmt: skip
+    layout = encode_layout(made)
+    check_readable(layout, made.tensors)
     return layout
 
 
-def check_readable(layout: bytes) -> None:
-    """Raises UsageError for a layout that readers would refuse: better no save than one that cannot be loaded."""
+def _check_same(found: Layout, tensors: Sequence[TensorEntry]) -> None:
+    if found.tensors != list(tensors):
+        raise DamagedError("it comes back with other boxes")
+
+
+def check_readable(layout: bytes, tensors: Sequence[TensorEntry]) -> None:
+    """Raises UsageError for a layout that readers would refuse, or that gives them other boxes than these.
+
+    Better no save than one that cannot be loaded.
+    """
     try:
-        decode_layout(layout, where="the state")
+        _check_same(decode_layout(layout, where="the state"), tensors)
     except DamagedError as error:
         text = f"the state cannot be saved, since nothing could read its layout: {error.message}"
         raise UsageError(text, hint="rename or leave out what it names; if that is a plain tensor, report it") from None

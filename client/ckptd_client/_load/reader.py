@@ -18,8 +18,9 @@ from ckptd.shared.files.regular import open_regular
 from ckptd.shared.format.committed import file_findings, open_records, raise_first
 from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, block_count
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
-from ckptd.shared.format.layout import Layout, Leaves, decode_layout, decode_leaves
+from ckptd.shared.format.layout import Layout, Leaves, decode_leaves
 from ckptd.shared.format.manifest import FileRecord, layout_of
+from ckptd.shared.format.packed_layout import decode_layout
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
 from ckptd.shared.format.stored_files import StoredFile, StoredFiles

@@ -12,8 +12,18 @@ import torch
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import MAX_PARTS, JobKey
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
-from ckptd.shared.format.layout import VERSION, Layout, Leaves, SavedFor, TensorEntry, encode, extents, is_trainer_file
+from ckptd.shared.format.layout import (
+    VERSION,
+    Layout,
+    Leaves,
+    SavedFor,
+    TensorEntry,
+    encode_leaves,
+    extents,
+    is_trainer_file,
+)
 from ckptd.shared.format.origin import MARKER
+from ckptd.shared.format.packed_layout import encode_layout
 from ckptd.shared.protocol.publication import Publication, check_publication
 from ckptd_client._image.file_bytes import FileBytes
 from ckptd_client._image.image import Filler, Image, Part, make_image, make_layout
@@ -24,7 +34,7 @@ from ckptd_client._local.save_record import SaveRecord
 from ckptd_client._save.staging import Staging
 from ckptd_client.files import TrainerFile, lay_out
 
-_PLAIN = Plain(leaves=encode(Leaves(VERSION, {})), objects=b"")
+_PLAIN = Plain(leaves=encode_leaves(Leaves(VERSION, {})), objects=b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +81,9 @@ def make_files_plan(
     sizes = [first.image_nbytes, *(file.nbytes for file in laid.values())]
     starts = [extent.start for extent in extents(group.rank, 0, sizes, raw=True)]
     image = _image(first, list(laid.values()), starts)
-    layout = encode(_layout(image, list(laid), saved_for))
-    check_readable(layout)
+    made = _layout(image, list(laid), saved_for)
+    layout = encode_layout(made)
+    check_readable(layout, made.tensors)
     placed = [
         (at + offset, flat) for at, file in zip(starts[1:], laid.values(), strict=True) for offset, flat in file.copies
     ]

@@ -8,7 +8,8 @@ import torch
 
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import SaveId
-from ckptd.shared.format.layout import Layout, TensorEntry, decode_layout, decode_leaves
+from ckptd.shared.format.layout import Layout, TensorEntry, decode_leaves
+from ckptd.shared.format.packed_layout import decode_layout
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd_client._image.file_bytes import FileBytes
 from ckptd_client._local.slots import SlotMap

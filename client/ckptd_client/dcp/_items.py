@@ -12,7 +12,8 @@ from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import MAX_PARTS
 from ckptd.shared.format.digest import digest
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
-from ckptd.shared.format.layout import Path, encode
+from ckptd.shared.format.layout import Path
+from ckptd.shared.format.packed_layout import encode_layout
 from ckptd_client._image.image import Box, make_image, make_layout
 from ckptd_client._image.segment_plan import SegmentPlan
 from ckptd_client._state.tensors import CODE_OF, copyable, describe
@@ -57,7 +58,7 @@ def _make(specs: list[Spec], paths: Mapping[str, Path], rank: int, world_size: i
         boxes.append(Box(name, CODE_OF[dtype], sizes, whole, offsets, parts[name]))
         parts[name] += 1
     image = make_image(boxes, rank=rank, world_size=world_size)
-    layout = encode(make_layout(image, paths=dict(paths), aliases={}))
+    layout = encode_layout(make_layout(image, paths=dict(paths), aliases={}))
     proved = integrity.digest(layout, Purpose.LAYOUT)
     return ItemPlan(specs=specs, image=image, layout=layout, layout_digest=proved, plan_id=digest(layout).hex())
 

@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ckptd.shared.format.boxes import is_whole
-from ckptd.shared.format.layout import Layout, Leaf, Leaves, Path, Shape, TensorEntry
+from ckptd.shared.format.layout import Layout, Leaf, Leaves, Path, TensorEntry
+from ckptd.shared.format.placement import Shape
 from ckptd_client._state.reshard import Saved
 from ckptd_client._state.tensors import DTYPE_OF
 

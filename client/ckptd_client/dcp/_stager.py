@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ckptd.shared.base.errors import UsageError
-from ckptd.shared.format.layout import decode_layout, decode_leaves
+from ckptd.shared.format.layout import decode_leaves
+from ckptd.shared.format.packed_layout import decode_layout
 from ckptd_client._image.plan import Plan, Spec
 from ckptd_client._local.slots import SlotMap
 from ckptd_client._save import compared

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from ckptd.shared.base.errors import SaveFailedError, UsageError
 from ckptd.shared.base.ids import SaveId, parse_dirname
-from ckptd.shared.format.layout import VERSION, Leaf, Leaves, encode
+from ckptd.shared.format.layout import VERSION, Leaf, Leaves, encode_leaves
 from ckptd.shared.format.replica_attestations import Attestation, not_compared
 from ckptd.shared.protocol.messages import Milestone
 from ckptd.shared.protocol.publication import Publication
@@ -280,7 +280,7 @@ class CkptdWriter(StorageWriter):
     def _plain(self, others: dict[str, Leaf]) -> Plain:
         """others: plain values that only other ranks have; stock readers look for them in rank 0's."""
         objects = compared.stock_objects(self._staging, others | self._leaves)
-        return Plain(encode(Leaves(VERSION, self._leaves)), objects, lambda: self._attestations)
+        return Plain(encode_leaves(Leaves(VERSION, self._leaves)), objects, lambda: self._attestations)
 
     def _compared(self, plan: SavePlan, planner: SavePlanner) -> tuple[Attestation, ...]:
         """This rank's word of what others hold too. Blocks while it is read.

@@ -87,7 +87,9 @@ def put(key: JobKey, save: SaveId) -> None:
     image = b"image"
     with open(os.path.join(place.partial, file_name(0)), "wb") as file:
         file.write(image)
-    record = FileRecord(name=file_name(0), rank=0, nbytes=len(image), digests=digest(image), layout=b"", leaves=b"")
+    record = FileRecord(
+        name=file_name(0), rank=0, nbytes=len(image), digests=digest(image), plan=b"", form=b"", own=b"", leaves=b""
+    )
     vote = Vote(
         version=VERSION, digest_kind=KIND, store_id=STORE_ID, job=key.job, save=save, node="node",
         folder=SET, world_size=1, files=[record],

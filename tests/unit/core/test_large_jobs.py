@@ -9,6 +9,7 @@ from ckptd.shared.base.ids import SaveId, file_name
 from ckptd.shared.format import layout as lay
 from ckptd.shared.format import manifest as man
 from ckptd.shared.format.digest import KIND
+from ckptd.shared.format.packed_layout import encode_layout, parted
 from ckptd.shared.format.replica_attestations import Attestation, difference
 from ckptd.shared.format.sealed_record import VERSION
 from ckptd.shared.torchfile.dcp_metadata import MAX_BOXES, metadata_bytes
@@ -46,10 +47,10 @@ def metadata(ranks: int, tensors: int) -> float:
 
 
 def manifest(ranks: int, tensors: int) -> float:
-    layout = lay.encode(rows_of(0, ranks, tensors))
+    layout = parted(encode_layout(rows_of(0, ranks, tensors)), "x")._asdict()
     votes = []
     for rank in range(ranks):
-        file = man.FileRecord(name=file_name(rank), rank=rank, nbytes=10, digests=b"d" * 16, layout=layout, leaves=b"v")
+        file = man.FileRecord(name=file_name(rank), rank=rank, nbytes=10, digests=b"d" * 16, leaves=b"v", **layout)
         vote = man.Vote(
             version=VERSION,
             digest_kind=KIND,

@@ -18,9 +18,9 @@ from ckptd.shared.format.committed import (
     open_committed,
     open_sound,
 )
+from ckptd.shared.format.committed_record import encode_committed, make_committed
 from ckptd.shared.format.digest import KIND, digest
 from ckptd.shared.format.integrity import XXH3
-from ckptd.shared.format.layout import encode
 from ckptd.shared.format.manifest import (
     COMMITTED,
     MANIFEST,
@@ -28,11 +28,10 @@ from ckptd.shared.format.manifest import (
     FileRecord,
     StockFile,
     Vote,
-    encode_committed,
     encode_record,
-    make_committed,
     make_manifest,
 )
+from ckptd.shared.format.packed_layout import encode_layout, parted
 from ckptd.shared.format.sealed_record import VERSION
 from ckptd.shared.stores.directory import DirectoryFiles
 from tests.runs import RUN, SET, STORE_ID, VOTES
@@ -74,7 +73,12 @@ def checkpoint(path: str = PATH, index: object = None) -> Memory:
     image, layout = build_image(SAVE, some_tensors())
     digests = b"".join(digest(image[at : at + (16 << 20)]) for at in range(0, len(image), 16 << 20))
     record = FileRecord(
-        name=layout.file, rank=0, nbytes=len(image), digests=digests, layout=encode(layout), leaves=b"\x92\x01\x80"
+        name=layout.file,
+        rank=0,
+        nbytes=len(image),
+        digests=digests,
+        **parted(encode_layout(layout), "x")._asdict(),
+        leaves=b"\x92\x01\x80",
     )
     files, stock = {layout.file: image}, []
     if index is not None:

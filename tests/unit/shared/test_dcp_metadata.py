@@ -21,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ckptd.shared.base.ids import file_name
 from ckptd.shared.format import layout as lay
 from ckptd.shared.format.dtypes import DTYPES
+from ckptd.shared.format.packed_layout import decode_layout, encode_layout
 from ckptd.shared.torchfile import dcp_metadata
 from ckptd.shared.torchfile.dcp_metadata import TooManyBoxesError, metadata_bytes
 from ckptd.shared.torchfile.pickling import ALLOWED
@@ -324,7 +325,7 @@ def test_only_allowed_globals(layouts):
 
 
 def test_the_same_votes_make_the_same_bytes(layouts):
-    again = [lay.decode_layout(lay.encode(layout), where="here") for layout in layouts]
+    again = [decode_layout(encode_layout(layout), where="here") for layout in layouts]
     assert make(layouts) == make(again)
 
 

@@ -21,18 +21,16 @@ from ckptd.shared.base.errors import ConfigError, DamagedError, IntegrityError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.files.integrity_key import chosen, integrity_of, read_key, write_key
 from ckptd.shared.format.committed import identify, open_sound
+from ckptd.shared.format.committed_record import decode_committed, encode_committed, make_committed
 from ckptd.shared.format.digest import BLOCK_NBYTES, KIND
 from ckptd.shared.format.integrity import KEYED_KIND, XXH3, Keyed, Purpose
 from ckptd.shared.format.manifest import (
     MANIFEST,
     STOCK_METADATA,
     Vote,
-    decode_committed,
     decode_manifest,
     decode_vote,
-    encode_committed,
     encode_record,
-    make_committed,
     make_manifest,
 )
 from ckptd.shared.format.sealed_record import VERSION

@@ -11,15 +11,17 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format import layout as lay
 from ckptd.shared.format.dtypes import itemsize
+from ckptd.shared.format.packed_layout import decode_layout, encode_layout
+from ckptd.shared.format.placement import MAX_DIMS
 from tests.runs import RUN
 from tests.slots import build_image, some_tensors
 
 LAYOUT = build_image(SaveId(1, 1, 1, RUN), some_tensors())[1]
-RAW = lay.encode(LAYOUT)
+RAW = encode_layout(LAYOUT)
 
 
 def changed(**words):
-    return lay.encode(msgspec.structs.replace(LAYOUT, **words))
+    return encode_layout(msgspec.structs.replace(LAYOUT, **words))
 
 
 def entry(**words):
@@ -28,23 +30,21 @@ def entry(**words):
 
 
 def test_a_layout_comes_back():
-    assert lay.decode_layout(RAW, where="x") == LAYOUT
+    assert decode_layout(RAW, where="x") == LAYOUT
 
 
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (changed(version=2), "version 2"),
+        (changed(version=9), "version 9"),
         (entry(data_offset=LAYOUT.header_nbytes - 1), "outside its image"),
         (entry(data_offset=LAYOUT.image_nbytes), "outside its image"),
         (entry(data_offset=LAYOUT.header_nbytes + 1), "over another"),
         (changed(image_nbytes=LAYOUT.image_nbytes - 1), "outside its image"),
-        (entry(nbytes=4), "do not fit its shape"),
         (entry(dtype="F31"), "unknown dtype"),
         (entry(offsets=(1,)), "a box outside its tensor"),
-        (entry(offsets=()), "differ in length"),
-        (changed(file="../../etc/passwd"), "not readable"),
-        (changed(file="r00000-p00.safetensors\n"), "not readable"),
+        (entry(offsets=()), "a column of"),
+        (entry(sizes=()), "fewer sizes|a column of|more sizes"),
         (changed(rank=-1), "not readable"),
         (b"", "not readable"),
         (RAW[:-1], "not readable"),
@@ -53,7 +53,7 @@ def test_a_layout_comes_back():
 )
 def test_a_layout_that_cannot_be_is_refused_with_its_place(raw, words):
     with pytest.raises(DamagedError, match=words) as caught:
-        lay.decode_layout(raw, where="slot 7")
+        decode_layout(raw, where="slot 7")
     assert caught.value.message.startswith("slot 7")
 
 
@@ -80,7 +80,7 @@ def renamed(name):
 def test_a_raw_layout_comes_back():
     """The second file is empty, and has a page to itself."""
     raw = a_raw_layout()
-    assert lay.decode_layout(lay.encode(raw), where="x") == raw
+    assert decode_layout(encode_layout(raw), where="x") == raw
     assert [tuple(extent) for extent in raw.extents()] == [
         ("r00000-p00.safetensors", 0, 4096), ("r00000-p01.bin", 4096, 5000), ("r00000-p02.bin", 12288, 0),
         ("r00000-p03.bin", 16384, 7),
@@ -111,13 +111,13 @@ def test_a_raw_layout_comes_back():
 )
 def test_a_raw_layout_that_cannot_be_is_refused(layout, words):
     with pytest.raises(DamagedError, match=words):
-        lay.decode_layout(lay.encode(layout), where="x")
+        decode_layout(encode_layout(layout), where="x")
 
 
 def test_one_dimension_too_many():
-    shape = (1,) * (lay.MAX_DIMS + 1)
+    shape = (1,) * (MAX_DIMS + 1)
     with pytest.raises(DamagedError):
-        lay.decode_layout(entry(global_shape=shape, offsets=shape, sizes=shape), where="x")
+        decode_layout(entry(global_shape=shape, offsets=shape, sizes=shape), where="x")
 
 
 @given(at=st.integers(0, len(RAW) - 1), bit=st.integers(0, 7))
@@ -125,7 +125,7 @@ def test_flipped_bits_never_escape_as_another_error(at, bit):
     broken = bytearray(RAW)
     broken[at] ^= 1 << bit
     try:
-        found = lay.decode_layout(bytes(broken), where="x")
+        found = decode_layout(bytes(broken), where="x")
     except DamagedError:
         return
     ends = sorted((e.data_offset, e.data_offset + e.nbytes) for e in found.tensors)
@@ -135,8 +135,8 @@ def test_flipped_bits_never_escape_as_another_error(at, bit):
 
 def test_leaves_come_back_and_other_versions_do_not():
     leaves = lay.Leaves(lay.VERSION, {"a": lay.Leaf("int", b"1")})
-    assert lay.decode_leaves(lay.encode(leaves), where="x") == leaves
-    for raw in (lay.encode(lay.Leaves(9, {})), b"", b"\x92\x01", b"\x92\x01\x81\xa1\xff\x92\xa1a\xc4\x00"):
+    assert lay.decode_leaves(lay.encode_leaves(leaves), where="x") == leaves
+    for raw in (lay.encode_leaves(lay.Leaves(9, {})), b"", b"\x92\x01", b"\x92\x01\x81\xa1\xff\x92\xa1a\xc4\x00"):
         with pytest.raises(DamagedError, match=r"^x"):
             lay.decode_leaves(raw, where="x")
 

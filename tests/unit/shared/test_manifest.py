@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ckptd.shared.base.errors import DamagedError, IntegrityError
 from ckptd.shared.base.ids import SaveId, file_name
 from ckptd.shared.format import manifest as man
+from ckptd.shared.format.committed_record import decode_committed, encode_committed, make_committed
 from ckptd.shared.format.digest import BLOCK_NBYTES, KIND, digest
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.sealed_record import VERSION
@@ -20,7 +21,14 @@ SAVE = SaveId(2, 3, 100, RUN)
 def a_file(rank, nbytes=10):
     count = -(-nbytes // BLOCK_NBYTES)
     return man.FileRecord(
-        name=file_name(rank), rank=rank, nbytes=nbytes, digests=b"d" * 16 * count, layout=b"l", leaves=b"v"
+        name=file_name(rank),
+        rank=rank,
+        nbytes=nbytes,
+        digests=b"d" * 16 * count,
+        plan=b"p",
+        form=b"f",
+        own=b"o",
+        leaves=b"v",
     )
 
 
@@ -42,14 +50,14 @@ def a_vote(node="n0", ranks=(0, 1), **words):
 VOTES = [a_vote("n1", (1,)), a_vote("n0", (0,))]
 MANIFEST = man.make_manifest(VOTES, save=SAVE, writer="test")
 RAW = man.encode_record(MANIFEST)
-COMMITTED = man.make_committed(MANIFEST, RAW)
+COMMITTED = make_committed(MANIFEST, RAW)
 
 
 def test_records_come_back():
     vote = VOTES[0].vote
     assert man.decode_vote(man.encode_record(vote), where="x") == vote
     assert man.decode_manifest(RAW, where="x") == MANIFEST
-    assert man.decode_committed(man.encode_committed(COMMITTED), where="x") == COMMITTED
+    assert decode_committed(encode_committed(COMMITTED), where="x") == COMMITTED
     assert COMMITTED.save == SAVE
 
 
@@ -84,9 +92,9 @@ def test_committed_says_how_much_replicas_compared_by_the_votes_alone(votes, how
     manifest = man.make_manifest(votes, save=SAVE, writer="test")
     raw = man.encode_record(manifest)
     assert man.decode_manifest(raw, where="x") == manifest
-    committed = man.make_committed(manifest, raw)
+    committed = make_committed(manifest, raw)
     assert committed.replicas == how_much
-    assert man.decode_committed(man.encode_committed(committed), where="x") == committed
+    assert decode_committed(encode_committed(committed), where="x") == committed
 
 
 def test_votes_of_replicas_that_differ_make_no_manifest():
@@ -208,13 +216,13 @@ def test_a_manifest_of_unknown_digests_is_neither_written_nor_read(words):
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"\xff\xfe", b'{"format": 1}', b"null"])
 def test_a_committed_that_is_none(raw):
     with pytest.raises(DamagedError, match=r"^x"):
-        man.decode_committed(raw, where="x")
+        decode_committed(raw, where="x")
 
 
 def test_a_committed_of_another_format():
-    raw = man.encode_committed(msgspec.structs.replace(COMMITTED, format=1))
+    raw = encode_committed(msgspec.structs.replace(COMMITTED, format=1))
     with pytest.raises(DamagedError, match="format 1"):
-        man.decode_committed(raw, where="x")
+        decode_committed(raw, where="x")
 
 
 @pytest.mark.parametrize("changed", [{}, {"files": "other"}], ids=["fields as today", "other fields"])
@@ -227,4 +235,4 @@ def test_records_of_another_version_are_refused_and_both_are_named(changed):
             decode(body + digest(body), where="x")
     raw = msgspec.json.encode(msgspec.to_builtins(COMMITTED) | {"format": 2, "replicas": "apart"} | changed)
     with pytest.raises(DamagedError, match=r"^x: format 2, this program reads 4"):
-        man.decode_committed(raw, where="x")
+        decode_committed(raw, where="x")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
+import msgspec
 import pytest
 
 from ckptd.checkpoint.verify import verify_path
@@ -33,6 +34,7 @@ from ckptd.system.files import FileLayer, is_temp, temp_name
 from tests.records import pin, unpin
 from tests.runs import RUN, SET, VOTES
 from tests.slots import Slot, make_vote, some_tensors, write_slot
+from tests.stored import records_of
 
 SAVE = SaveId(3, 7, 100, RUN)
 OLDER = SaveId(3, 6, 90, RUN)
@@ -649,6 +651,38 @@ def test_two_votes_for_a_rank_that_differ_are_refused_by_name(key) -> None:
     voted_twice(fs, key, seed=2)
     with pytest.raises(DamagedError, match="node1 and node2 differ about r00001"):
         commit(fs, key, SAVE, "test")
+
+
+LATER_SET = "e00000002-89abcdef"
+
+
+def voted_again(fs: FileLayer, key: JobKey, *, seed: int = SAVE.step + 1) -> Place:
+    """node1 votes in the set that it came to since; its first vote is still in the old one's directory."""
+    place = drained(fs, key, SAVE)
+    slot = write_slot(f"{key.store}/slot", key, SAVE, some_tensors(seed=seed), rank=1, world_size=2)
+    vote = make_vote(key, SAVE, "node1", [slot], world_size=2)
+    write_vote(fs, key, msgspec.structs.replace(vote, folder=LATER_SET))
+    return place
+
+
+def test_a_node_whose_set_has_changed_counts_once_by_its_later_vote(key) -> None:
+    fs = FileLayer()
+    place = voted_again(fs, key)
+    (partial,) = scan(fs, key).partials
+    assert (partial.finishable, partial.voted) == (True, ["node0", "node1"])
+    commit(fs, key, SAVE, "test")
+    manifest = records_of(place.final).manifest
+    assert [manifest.place_of(ref) for ref in manifest.votes] == [VOTES[0], f"sets/{LATER_SET}/node1.vote"]
+    assert not verify_path(place.final).problems
+
+
+def test_the_later_vote_counts_also_where_the_first_said_something_else(key) -> None:
+    """Whatever it drained before: the node says now what lies there."""
+    fs = FileLayer()
+    place = voted_again(fs, key, seed=2)
+    commit(fs, key, SAVE, "test")
+    layout = records_of(place.final)[1].digests
+    assert layout == write_slot(f"{key.store}/slot", key, SAVE, some_tensors(seed=2), rank=1, world_size=2).digests
 
 
 def test_a_vote_that_comes_while_two_commit_leaves_the_first_manifest_in_force(key) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from ckptd.checkpoint.export.deepspeed.archives import Archive, Range
 from ckptd.checkpoint.export.deepspeed.partitions import check_distinct
 from ckptd.shared.base.errors import DamagedError
-from ckptd.shared.format.layout import Shape
+from ckptd.shared.format.placement import Shape
 from ckptd.shared.torchfile.pickle_read import Stored
 
 _TIED = "tied_modules"  # what several layers of a pipeline share

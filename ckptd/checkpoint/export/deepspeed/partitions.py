@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ckptd.checkpoint.export.deepspeed.archives import Archive, Range
 from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
 from ckptd.shared.format.dtypes import itemsize
-from ckptd.shared.format.layout import Shape
+from ckptd.shared.format.placement import Shape
 from ckptd.shared.torchfile.pickle_read import Made, Stored
 
 WEIGHTS = ""  # among the states of the optimizer: the fp32 weights themselves

@@ -27,7 +27,8 @@ from ckptd.checkpoint.export.read import SourceFile
 from ckptd.shared.base.errors import DamagedError, UsageError
 from ckptd.shared.format.boxes import boxes_of
 from ckptd.shared.format.dtypes import itemsize
-from ckptd.shared.format.layout import Path, Shape
+from ckptd.shared.format.layout import Path
+from ckptd.shared.format.placement import Shape
 from ckptd.shared.torchfile import pickling
 from ckptd.shared.torchfile.zip_write import Archive as NewArchive
 

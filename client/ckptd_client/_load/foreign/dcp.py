@@ -16,7 +16,8 @@ from ckptd.shared.base.errors import DamagedError, RestoreError
 from ckptd.shared.base.wording import cut, shown
 from ckptd.shared.files.regular import contents, open_followed
 from ckptd.shared.format.dtypes import DTYPES, itemsize
-from ckptd.shared.format.layout import MAX_DIMS, Path, TensorEntry, box_nbytes, is_trainer_file
+from ckptd.shared.format.layout import Path, TensorEntry, box_nbytes, is_trainer_file
+from ckptd.shared.format.placement import MAX_DIMS
 from ckptd.shared.torchfile import pickle_read
 from ckptd.shared.torchfile.metadata_read import read_metadata
 from ckptd.shared.torchfile.pickle_read import Global, Made, Stored

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from ckptd.shared.base.errors import CkptdError, SaveFailedError, UsageError
-from ckptd.shared.format.layout import VERSION, Leaf, Leaves, decode_leaves, encode
+from ckptd.shared.format.layout import VERSION, Leaf, Leaves, decode_leaves, encode_leaves
 from ckptd.shared.format.origin import Origin
 from ckptd_client._image.segment_plan import Plain
 from ckptd_client._local.save_record import SaveRecord
@@ -134,7 +134,7 @@ class Staged:
         plan, values = compared.plan_of(staging, content.tensors | dict.fromkeys(content.objects), deadline)
         keys = self._staging.pickle_keys
         found = {k: pickling.encode(v, k, repr(k), allowed=keys.allow(k)) for k, v in content.objects.items()}
-        self._leaves = encode(Leaves(VERSION, found))
+        self._leaves = encode_leaves(Leaves(VERSION, found))
         # Rank 0's are there twice, and the others' once more; what is wanting then is found when it is sealed.
         nbytes = 2 * len(self._leaves)
         self._segment = staging.fill(plan, values.tensors, nbytes, owner=self._record, deadline=deadline)

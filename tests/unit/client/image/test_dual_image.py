@@ -8,7 +8,7 @@ from safetensors.torch import load
 
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.dtypes import DTYPES
-from ckptd.shared.format.layout import decode_layout, encode
+from ckptd.shared.format.packed_layout import decode_layout, encode_layout
 from ckptd_client._image.image import ALIGN, Box, make_image, make_layout, wrap
 from ckptd_client._state.tensors import DTYPE_OF
 from tests.runs import RUN
@@ -52,7 +52,7 @@ def dual_file(tensors, rank=0):
         bytes_ = raw(tensor)
         data[offset : offset + len(bytes_)] = bytes_
     layout = decode_layout(
-        encode(make_layout(image, paths={n: (("k", n),) for n in tensors}, aliases={})), where="test"
+        encode_layout(make_layout(image, paths={n: (("k", n),) for n in tensors}, aliases={})), where="test"
     )
     return layout, bytes(data)
 

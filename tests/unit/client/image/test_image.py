@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import NO_RUN, SaveId
 from ckptd.shared.format.dtypes import itemsize
-from ckptd.shared.format.layout import box_nbytes, decode_layout, encode
+from ckptd.shared.format.layout import box_nbytes
+from ckptd.shared.format.packed_layout import decode_layout, encode_layout
 from ckptd_client._image.image import FILLER_PREFIX, MAX_HEADER_NBYTES, SAVE_ID_OFFSET, Box, make_layout
 from ckptd_client._image.image import make_image as make_any_image
 from tests.runs import RUN
@@ -170,7 +171,7 @@ def test_the_layout_passes_its_own_checks():
     boxes = [whole("b", "U8", (5,)), whole("a", "F64", (2, 3)), whole("none", "F32", (0, 7)), whole("s", "I64", ())]
     image = make_image(boxes, rank=2, world_size=3)
     layout = make_layout(image, paths={box.name: (("k", box.name),) for box in boxes}, aliases={})
-    found = decode_layout(encode(layout), where="test")
+    found = decode_layout(encode_layout(layout), where="test")
     assert found == layout
     assert [entry.name for entry in layout.tensors] == ["b", "a", "none", "s"]
     assert layout.file == "r00002-p00.safetensors"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ckptd.shared.base.errors import DamagedError
-from ckptd.shared.format.layout import decode_layout
 from ckptd.shared.format.manifest import StockObjects, decode_objects, encode_objects
+from ckptd.shared.format.packed_layout import decode_layout
 from ckptd_client._image import stock_objects
 from ckptd_client._image.plan import gather, make_plan
 from ckptd_client._image.stock_objects import StockLeaves

@@ -60,7 +60,14 @@ class Checkpoint:
             blocks = [image[at : at + BLOCK_NBYTES] for at in range(0, len(image), BLOCK_NBYTES)]
             table = b"".join(map(integrity.digest, blocks))
             record = FileRecord(
-                name=f"r{rank:05d}", rank=rank, nbytes=len(image), digests=table, layout=b"", leaves=b""
+                name=f"r{rank:05d}",
+                rank=rank,
+                nbytes=len(image),
+                digests=table,
+                plan=b"",
+                form=b"",
+                own=b"",
+                leaves=b"",
             )
             self.records.append(record)
 

@@ -13,7 +13,8 @@ from ckptd.shared.base.errors import DamagedError, MismatchError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.files.regular import open_direct
 from ckptd.shared.format.digest import BLOCK_NBYTES, blocks, digest
-from ckptd.shared.format.layout import VERSION, Layout, Leaves, decode_layout, decode_leaves
+from ckptd.shared.format.layout import VERSION, Layout, Leaves, decode_leaves
+from ckptd.shared.format.packed_layout import decode_layout
 from ckptd.shared.format.slot import PAGE, SlotState, slot_capacity
 from ckptd.shared.stores.directory import OpenedFile
 from ckptd_client._image.plan import gather, make_plan

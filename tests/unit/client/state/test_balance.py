@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ckptd.shared.base.ids import SaveId
-from ckptd.shared.format.layout import decode_layout
+from ckptd.shared.format.packed_layout import decode_layout
 from ckptd.shared.format.replica_attestations import PART_NBYTES, Where, not_compared
 from ckptd.shared.protocol.messages import Cadence, Milestone
 from ckptd_client import ConfigError

@@ -1,0 +1,256 @@
+"""``python -m bench.records``: what the records of a large job cost: bytes, a commit, one rank's part in a load.
+
+8,192 ranks on 1,024 nodes with 2,700 boxes each, as FSDP2 shards a model of 405 billion parameters with AdamW. Votes,
+manifest and COMMITTED are the product's own; images are sparse files of their size, so a memory file system will do.
+Layouts are made by the writer for each kind of rank; other ranks of the kind have the same plan and form, and their own
+part. ``explicit`` has 22 million boxes, each of its own size at its own place, of which no mesh says anything.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from ckptd.shared.base.ids import JobKey, SaveId, file_name
+from ckptd.shared.format.columns import column, signed, squeezed
+from ckptd.shared.format.committed import open_records
+from ckptd.shared.format.digest import KIND, block_count
+from ckptd.shared.format.integrity import XXH3
+from ckptd.shared.format.layout import VERSION as LAYOUT_VERSION
+from ckptd.shared.format.layout import Leaf, Leaves, encode_leaves
+from ckptd.shared.format.manifest import VERSION, FileRecord, Vote, layout_of
+from ckptd.shared.format.packed_layout import Parts, encode_layout, joined, parted
+from ckptd.shared.format.placement import Mesh, Placed, box_at
+from ckptd.shared.format.set_places import SETS_DIR, set_folder
+from ckptd.shared.stores.directory import DirectoryFiles
+from ckptd.store.posix.commit import write_vote
+from ckptd.store.posix.image_writer import make_set
+from ckptd.store.posix.scan import Place
+from ckptd.store.posix.store import PosixStore
+from ckptd.system.files import FileLayer
+from ckptd_client._image.image import Box, make_image, make_layout
+
+_NODE_RANKS, _SET = 8, 8
+_STORE_ID = "0" * 32
+_SAVE = SaveId(1, 1, 100, bytes(range(16)))
+_LAYERS, _HIDDEN, _FFN, _KV, _WORDS = 126, 16384, 53248, 1024, 128256
+_MIB = 1 << 20
+BARS = {"placed": (2.0, 200 * 10**6), "explicit": (20.0, 400 * 10**6)}  # commit in seconds, bytes of all records
+_MOST_READ = 10**6
+
+
+def shapes() -> dict[str, tuple[int, ...]]:
+    """Of a model of 405 billion parameters."""
+    found = {"embed.weight": (_WORDS, _HIDDEN), "output.weight": (_WORDS, _HIDDEN)}
+    for layer in range(_LAYERS):
+        for name, rows in (("wq", _HIDDEN), ("wk", _KV), ("wv", _KV), ("wo", _HIDDEN), ("w1", _FFN), ("w3", _FFN)):
+            found[f"layers.{layer}.{name}.weight"] = (rows, _HIDDEN)
+        found[f"layers.{layer}.w2.weight"] = (_HIDDEN, _FFN)
+    return found
+
+
+def boxes_of(rank: int, ranks: int, count: int) -> tuple[list[Box], dict[str, Placed]]:
+    """The rank's boxes of parameters and two moments, as many as asked for, and their placements."""
+    boxes, placed, mesh = [], {}, Mesh((ranks,), (rank,))
+    for copy in ("model", "exp_avg", "exp_avg_sq"):
+        for name, shape in shapes().items():
+            offsets, sizes = box_at(shape, mesh, (0,))
+            full = f"{copy}.{name}"
+            if 0 not in sizes and len(boxes) < count:
+                boxes.append(Box(full, "F32", sizes, shape, offsets))
+                placed[full] = Placed(0, (0,))
+    return boxes, placed
+
+
+class Rank(NamedTuple):
+    """What a rank leaves in its slot beside the image."""
+
+    parts: Parts
+    nbytes: int
+    boxes: int
+
+
+class Writer:
+    """Layouts of all ranks: those whose boxes have equal sizes are planned once."""
+
+    def __init__(self, ranks: int, count: int, *, explicit: bool) -> None:
+        self.ranks, self.count, self.explicit = ranks, count, explicit
+        self._planned: dict[tuple[int, ...], Rank] = {}
+        self._chance = random.Random(1)
+        self._rows = sorted({shape[0] for shape in shapes().values()})
+        self.boxes = 0
+
+    def rank(self, rank: int) -> Rank:
+        """The rank's layout."""
+        kind = tuple(box_at((rows,), Mesh((self.ranks,), (rank,)), (0,))[1][0] for rows in self._rows)
+        if kind not in self._planned:
+            boxes, placed = boxes_of(rank, self.ranks, self.count)
+            image = make_image(boxes, rank=rank, world_size=self.ranks)
+            paths = {box.name: tuple(("k", step) for step in box.name.split(".")) for box in boxes}
+            layout = make_layout(image, paths=paths, aliases={}, placements=([Mesh((self.ranks,), (rank,))], placed))
+            self._planned[kind] = Rank(parted(encode_layout(layout), "bench"), image.image_nbytes, len(boxes))
+        found = self._planned[kind]
+        self.boxes += found.boxes
+        own = msgspec.msgpack.decode(found.parts.own) | {"rank": rank, "places": [[rank]]}
+        if self.explicit:
+            return self._scattered(rank, found.parts.plan, own)
+        return found._replace(parts=found.parts._replace(own=msgspec.msgpack.encode(own)))
+
+    def leaves(self) -> bytes:
+        """Four states of random generators, say."""
+        leaves = {f"rng.{n}": Leaf("safe/1", self._chance.randbytes(256)) for n in range(4)}
+        return encode_leaves(Leaves(LAYOUT_VERSION, leaves))
+
+    def _scattered(self, rank: int, plan: bytes, own: dict[str, Any]) -> Rank:
+        """As many boxes, each of rows of its own."""
+        chance = random.Random(rank)
+        shaped = [shape for _ in range(3) for shape in shapes().values()][: self.count]
+        pairs = [
+            (1 + int(size * 64), at)
+            for size, at in zip(
+                chance.choices(_DRAWN, k=len(shaped)), chance.choices(_DRAWN, k=len(shaped)), strict=True
+            )
+        ]
+        rows = [(size, int(at * (shape[0] - size))) for (size, at), shape in zip(pairs, shaped, strict=True)]
+        sizes = [n for (size, _), shape in zip(rows, shaped, strict=True) for n in (size, *shape[1:])]
+        offsets = [n for _, at in rows for n in (at, 0)]
+        columns = [signed([1] * len(rows)), [0] * len(rows), sizes, signed([1210] * len(rows))]
+        columns += [[800] * len(rows), [400] * len(rows)]
+        form = msgspec.msgpack.encode({"version": LAYOUT_VERSION, "count": len(rows)})
+        nbytes = own["header_nbytes"] + 1210 * (len(rows) + 1)
+        nbytes += sum(4 * size * shape[1] for (size, _), shape in zip(rows, shaped, strict=True))
+        own = own | {"offsets": squeezed([column(offsets)]), "image_nbytes": nbytes}
+        own.pop("places")
+        parts = Parts(plan, squeezed([form, *map(column, columns)]), msgspec.msgpack.encode(own))
+        return Rank(parts, nbytes, len(rows))
+
+
+_DRAWN = [random.Random(3).random() for _ in range(1 << 16)]
+
+
+def drain(key: JobKey, writer: Writer) -> None:
+    """All nodes' images, sparse, and their votes."""
+    fs, place, chance = FileLayer(), Place(key, _SAVE), random.Random(2)
+    for node in range(-(-writer.ranks // _NODE_RANKS)):
+        folder = set_folder(1, [f"node{node // _SET * _SET + member:05d}" for member in range(_SET)])
+        make_set(fs, place, folder)
+        records = []
+        for rank in range(node * _NODE_RANKS, min(writer.ranks, (node + 1) * _NODE_RANKS)):
+            found = writer.rank(rank)
+            with open(os.path.join(place.partial, file_name(rank)), "wb") as file:
+                file.truncate(found.nbytes)
+            records.append(
+                FileRecord(
+                    name=file_name(rank), rank=rank, nbytes=found.nbytes, leaves=writer.leaves(),
+                    digests=chance.randbytes(16 * block_count(found.nbytes)), **found.parts._asdict(),
+                )
+            )  # fmt: skip
+        vote = Vote(
+            version=VERSION, digest_kind=KIND, store_id=_STORE_ID, job=key.job, save=_SAVE, node=f"node{node:05d}",
+            folder=folder, world_size=writer.ranks, files=records,
+        )  # fmt: skip
+        write_vote(fs, key, vote)
+
+
+class Read(DirectoryFiles):
+    """Counts what is read of records."""
+
+    nbytes = opens = 0
+
+    def read(self, name: str, max_nbytes: int) -> bytes:
+        """As StoredFiles."""
+        data = super().read(name, max_nbytes)
+        Read.nbytes += len(data)
+        Read.opens += 1
+        return data
+
+
+def walk(folder: Path) -> Iterator[int]:
+    """Bytes of each record."""
+    yield from (path.stat().st_size for path in folder.glob(f"{SETS_DIR}/*/*.vote"))
+    yield from (path.stat().st_size for path in folder.glob("ckptd.manifest"))
+
+
+def measure(kind: str, ranks: int, count: int, scratch: str) -> dict[str, Any]:
+    """One row."""
+    key = JobKey(tempfile.mkdtemp(prefix="ckptd-bench-", dir=scratch), "job")
+    try:
+        writer = Writer(ranks, count, explicit=kind == "explicit")
+        began = time.monotonic()
+        drain(key, writer)
+        made_s = time.monotonic() - began
+        alive: list[float] = []
+        began, cpu = time.monotonic(), time.process_time()
+        outcome = PosixStore(key.store, XXH3).commit(
+            key.job, _SAVE, "bench", alive=lambda: alive.append(time.monotonic())
+        )
+        commit_s, commit_cpu_s = time.monotonic() - began, time.process_time() - cpu
+        silent_s = max(
+            after - before for before, after in zip([began, *alive], [*alive, began + commit_s], strict=True)
+        )
+        final = Path(key.store, key.job, _SAVE.dirname)
+        Read.nbytes = Read.opens = 0
+        began = time.monotonic()
+        rank = ranks // 2 + 3
+        records = open_records(Read(str(final), XXH3))
+        layout = layout_of(records[rank], ranks, where="bench")
+        load_s = time.monotonic() - began
+        return {
+            "kind": kind, "ranks": ranks, "boxes": writer.boxes, "records_nbytes": sum(walk(final)),
+            "manifest_nbytes": (final / "ckptd.manifest").stat().st_size, "commit_s": round(commit_s, 2),
+            "commit_cpu_s": round(commit_cpu_s, 2), "longest_silence_s": round(silent_s, 2),
+            "read_nbytes_a_rank": Read.nbytes, "opens_a_rank": Read.opens, "read_s": round(load_s, 3),
+            "layout_nbytes_a_rank": len(joined(records[rank].layout)), "boxes_a_rank": len(layout.tensors),
+            "left_out": outcome.committed.left_out, "made_s": round(made_s, 1),
+        }  # fmt: skip
+    finally:
+        shutil.rmtree(key.store)
+
+
+def missed(row: dict[str, Any]) -> list[str]:
+    """Bars that a full-sized row misses."""
+    most_s, most_nbytes = BARS[row["kind"]]
+    bars = {
+        f"commit <= {most_s:g} s": row["commit_s"] <= most_s,
+        f"records <= {most_nbytes // 10**6} MB": row["records_nbytes"] <= most_nbytes,
+        "a rank reads <= 1 MB": row["kind"] == "explicit" or row["read_nbytes_a_rank"] <= _MOST_READ,
+    }
+    return [bar for bar, held in bars.items() if not held]
+
+
+def main() -> int:
+    """Exit status 1 when a bar is missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.records", description=__doc__)
+    parser.add_argument("--ranks", type=int, default=8192)
+    parser.add_argument("--boxes", type=int, default=2700, help="of a rank, at most")
+    parser.add_argument("--kinds", nargs="*", default=list(BARS))
+    parser.add_argument("--scratch", default="/dev/shm", help="where the checkpoints are made")  # noqa: S108
+    parser.add_argument("--keep", help="a JSON file for the figures")
+    options = parser.parse_args()
+    rows = [measure(kind, options.ranks, options.boxes, options.scratch) for kind in options.kinds]
+    table = Table("kind", "ranks", "boxes", "records", "commit", "CPU", "read by a rank", "misses")
+    for row in rows:
+        table.add_row(
+            row["kind"], f"{row['ranks']:,}", f"{row['boxes']:,}", f"{row['records_nbytes'] / 1e6:.1f} MB",
+            f"{row['commit_s']:.2f} s", f"{row['commit_cpu_s']:.2f} s",
+            f"{row['read_nbytes_a_rank'] / 1e6:.2f} MB, {row['opens_a_rank']} files", ", ".join(missed(row)) or "none",
+        )  # fmt: skip
+    Console().print(table)
+    if options.keep:
+        Path(options.keep).write_text(json.dumps(rows, indent=2) + "\n")
+    return int(any(map(missed, rows)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

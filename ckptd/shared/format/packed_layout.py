@@ -1,0 +1,304 @@
+"""A layout as bytes: what all ranks have alike apart from what a rank alone has, so that a vote keeps each part once.
+
+Three parts. The plan: names, types and shapes of all tensors of the state, and where each name belongs; the same on
+every rank that saves the same state. The form: for each box its tensor, its placement on a mesh or its sizes, and its
+bytes in the image; the same on all ranks whose boxes have the same sizes. The own part: the rank, its places in the
+meshes, the offsets of boxes that no mesh reproduces. Numbers lie in columns.
+
+The writer takes a placement only where it reproduces the box; a reader takes what the form says. Pure.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, NamedTuple, TypeVar
+
+import msgspec
+
+from ckptd.shared.base.decoding import decoded
+from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.base.ids import MAX_PARTS, Nbytes, Rank, WorldSize, file_name
+from ckptd.shared.base.wording import shown
+from ckptd.shared.format.columns import column, numbers_in, parts_in, signed, squeezed, unsigned
+from ckptd.shared.format.dtypes import DTYPES
+from ckptd.shared.format.layout import (
+    MAX_TENSORS,
+    VERSION,
+    Layout,
+    LayoutPart,
+    Path,
+    Planned,
+    SavedFor,
+    TensorEntry,
+    TrainerFile,
+    box_nbytes,
+    checked,
+)
+from ckptd.shared.format.placement import MAX_MESHES, Mesh, MeshPlace, MeshShape, Placed, box_at
+
+_COLUMNS = 6  # of a form: tensor, placement, sizes, gap, head, tail
+_HEADS = 4
+_KEPT = 32  # plans and forms that were read last: many ranks have one
+_EXPLICIT = 0  # the placement of a box whose offsets stand in the own part; others are numbered from 1
+
+
+T = TypeVar("T")
+
+
+class Parts(NamedTuple):
+    """The three parts of an encoded layout."""
+
+    plan: bytes
+    form: bytes
+    own: bytes
+
+
+class _Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    version: int
+    tensors: Annotated[list[Planned], msgspec.Meta(max_length=MAX_TENSORS)]  # in the order of the state
+    paths: dict[str, Path]
+
+
+class _Form(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    version: int
+    count: Annotated[int, msgspec.Meta(ge=0, le=MAX_TENSORS)]  # of boxes
+    meshes: Annotated[list[MeshShape], msgspec.Meta(max_length=MAX_MESHES)] = []
+    placements: Annotated[list[Placed], msgspec.Meta(max_length=MAX_TENSORS)] = []
+
+
+class _Own(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    version: int
+    rank: Rank
+    world_size: WorldSize
+    header_nbytes: Nbytes
+    image_nbytes: Nbytes
+    plan_id: Annotated[str, msgspec.Meta(max_length=64)]
+    offsets: bytes = b""  # a column: of each box without a placement, one after the other
+    places: Annotated[list[MeshPlace], msgspec.Meta(max_length=MAX_MESHES)] = []  # in each mesh of the form
+    aliases: dict[str, str] = {}
+    parts: Annotated[list[LayoutPart], msgspec.Meta(max_length=MAX_PARTS)] = []
+    names: Annotated[list[TrainerFile], msgspec.Meta(max_length=MAX_PARTS)] = []
+    saved_for: SavedFor | None = None
+    held_alike: dict[str, list[str]] = {}
+
+
+_encoder = msgspec.msgpack.Encoder()
+_parts_decoder = msgspec.msgpack.Decoder(tuple[bytes, bytes, bytes])
+_plan_decoder = msgspec.msgpack.Decoder(_Plan)
+_form_decoder = msgspec.msgpack.Decoder(_Form)
+_own_decoder = msgspec.msgpack.Decoder(_Own)
+
+
+def joined(parts: Parts) -> bytes:
+    """An encoded layout of its parts."""
+    return _encoder.encode(tuple(parts))
+
+
+def parted(data: bytes, where: str) -> Parts:
+    """The parts of an encoded layout. Raises DamagedError, naming where."""
+    return Parts(*decoded(_parts_decoder.decode, data, f"{where}: layout is not readable"))
+
+
+# --- writing
+
+
+def encode_layout(layout: Layout) -> bytes:
+    """Encoded form. Boxes must have as many offsets and sizes as their tensors dimensions."""
+    planned = _planned(layout)
+    plan = _Plan(version=layout.version, tensors=planned, paths=layout.paths)
+    form, own = _boxes(layout, {one: index for index, one in enumerate(planned)})
+    return joined(Parts(squeezed([_encoder.encode(plan)]), form, _encoder.encode(own)))
+
+
+def _planned(layout: Layout) -> list[Planned]:
+    """All tensors in the order of the state, whichever of them this rank has boxes of."""
+    order = {name: index for index, name in enumerate(layout.paths)}
+    found = dict.fromkeys([*(Planned(e.name, e.dtype, e.global_shape) for e in layout.tensors), *layout.absent])
+    return sorted(found, key=lambda one: order.get(one.name, len(order)))
+
+
+def _boxes(layout: Layout, index: dict[Planned, int]) -> tuple[bytes, _Own]:
+    tensors, how, gaps, heads, tails = [], [], [], [], []
+    sizes: list[int] = []
+    offsets: list[int] = []
+    placements: dict[Placed, int] = {}
+    end = layout.header_nbytes
+    for entry in layout.tensors:
+        tensors.append(index[Planned(entry.name, entry.dtype, entry.global_shape)])
+        placed = layout.placements.get(entry.name)
+        if placed is not None and _reproduces(layout, placed, entry):
+            how.append(placements.setdefault(placed, len(placements) + 1))
+        else:
+            how.append(_EXPLICIT)
+            sizes += entry.sizes
+            offsets += entry.offsets
+        gaps.append(entry.data_offset - end)
+        end = entry.data_offset + entry.nbytes
+        head = entry.data_offset - entry.slice_offset
+        heads.append(head + 1 if entry.slice_nbytes else 0)
+        tails.append(entry.slice_nbytes - head - entry.nbytes if entry.slice_nbytes else 0)
+    steps = [after - before for before, after in zip([-1, *tensors], tensors, strict=False)]
+    columns = [signed(steps), how, sizes, signed(gaps), heads, tails]
+    form = _Form(
+        version=layout.version, count=len(tensors), meshes=[mesh.shape for mesh in layout.meshes],
+        placements=list(placements),
+    )  # fmt: skip
+    own = _Own(
+        version=layout.version, rank=layout.rank, world_size=layout.world_size, header_nbytes=layout.header_nbytes,
+        image_nbytes=layout.image_nbytes, plan_id=layout.plan_id,
+        offsets=squeezed([column(offsets)]) if offsets else b"", places=[mesh.place for mesh in layout.meshes],
+        aliases=layout.aliases, parts=layout.parts, names=layout.names, saved_for=layout.saved_for,
+        held_alike=layout.held_alike,
+    )  # fmt: skip
+    return squeezed([_encoder.encode(form), *map(column, columns)]), own
+
+
+def _reproduces(layout: Layout, placed: Placed, entry: TensorEntry) -> bool:
+    """Whether the placement is this very box."""
+    try:
+        return box_at(entry.global_shape, layout.meshes[placed.mesh], placed.cuts) == (entry.offsets, entry.sizes)
+    except (ValueError, IndexError):
+        return False
+
+
+# --- reading
+
+
+def decode_layout(data: bytes, *, where: str) -> Layout:
+    """The layout in data, checked: version, ranges inside the image, no overlap. where names the source in errors."""
+    return layout_in(parted(data, where), where=where)
+
+
+def layout_in(parts: Parts, *, where: str) -> Layout:
+    """The layout that the parts make together; likewise."""
+    plan, form, own, columns = _opened(parts, where)
+    meshes = _meshes(form, own, where)
+    entries = list(_entries(plan, form, own, columns, meshes, where))
+    present = {(entry.name, entry.dtype, entry.global_shape) for entry in entries}
+    layout = Layout(
+        version=own.version, file=file_name(own.rank), rank=own.rank, world_size=own.world_size,
+        header_nbytes=own.header_nbytes, image_nbytes=own.image_nbytes, plan_id=own.plan_id, tensors=entries,
+        paths=plan.paths, aliases=own.aliases, parts=own.parts, names=own.names, saved_for=own.saved_for,
+        held_alike=own.held_alike, meshes=meshes,
+        absent=[one for one in plan.tensors if (one.name, one.dtype, one.global_shape) not in present],
+        placements={
+            entry.name: form.placements[how - 1] for entry, how in zip(entries, columns[1], strict=True) if how
+        },
+    )  # fmt: skip
+    return checked(layout, where)
+
+
+class Glance(NamedTuple):
+    """What a form says at once. archived: whether each box lies in a torch.save archive."""
+
+    boxes: int
+    archived: bool
+
+
+def glance(parts: Parts, where: str) -> Glance:
+    """At the form alone: no box is made. Raises DamagedError."""
+    form, columns = _of(_form_in, parts.form, where)
+    return Glance(form.count, min(numbers_in(columns[_HEADS], form.count, where), default=1) > 0)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _plan_in(data: bytes) -> _Plan:
+    """Read once for all ranks that have it alike; nobody changes it."""
+    (raw,) = parts_in(data, 1, "plan")
+    plan = decoded(_plan_decoder.decode, raw, "plan: layout is not readable")
+    _check_version(plan.version, "plan")
+    return plan
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _form_in(data: bytes) -> tuple[_Form, list[bytes]]:
+    """Likewise."""
+    head, *columns = parts_in(data, 1 + _COLUMNS, "form")
+    form = decoded(_form_decoder.decode, head, "form: layout is not readable")
+    _check_version(form.version, "form")
+    return form, columns
+
+
+def _of(read: Callable[[bytes], T], data: bytes, where: str) -> T:
+    try:
+        return read(data)
+    except DamagedError as error:
+        raise DamagedError(f"{where}: {error.message}") from error
+
+
+def _opened(parts: Parts, where: str) -> tuple[_Plan, _Form, _Own, list[Sequence[int]]]:
+    plan = _of(_plan_in, parts.plan, where)
+    own = decoded(_own_decoder.decode, parts.own, f"{where}: layout is not readable")
+    form, (tensors, how, sizes, gaps, heads, tails) = _of(_form_in, parts.form, where)
+    _check_version(own.version, where)
+    counted = [numbers_in(one, form.count, where) for one in (tensors, how, gaps, heads, tails)]
+    if max(counted[1], default=0) > len(form.placements):
+        raise DamagedError(f"{where}: layout: a placement that is none of its form's")
+    width = sizes[0] if sizes else 1
+    measured = numbers_in(sizes, (len(sizes) - 1) // max(1, width), where)
+    return plan, form, own, [counted[0], counted[1], measured, *counted[2:]]
+
+
+def _check_version(found: int, where: str) -> None:
+    if found != VERSION:
+        raise DamagedError(f"{where}: layout version {found}, this program reads {VERSION}")
+
+
+def _meshes(form: _Form, own: _Own, where: str) -> list[Mesh]:
+    if len(form.meshes) != len(own.places) or any(map(_differ_in_length, form.meshes, own.places)):
+        raise DamagedError(f"{where}: layout: places in {len(own.places)} meshes, its form has {len(form.meshes)}")
+    return [Mesh(shape, place) for shape, place in zip(form.meshes, own.places, strict=True)]
+
+
+def _differ_in_length(shape: Sequence[int], place: Sequence[int]) -> bool:
+    return len(shape) != len(place)
+
+
+def _entries(  # noqa: PLR0913, PLR0917 - the parts of a layout
+    plan: _Plan, form: _Form, own: _Own, columns: list[Sequence[int]], meshes: list[Mesh], where: str
+) -> Iterator[TensorEntry]:
+    steps, how, sizes, gaps, heads, tails = columns
+    explicit = _offsets(own, len(sizes), where)
+    at, end, number = 0, own.header_nbytes, -1
+    for step, placement, gap, head, tail in zip(
+        unsigned(steps), how, unsigned(gaps), heads, tails, strict=True
+    ):  # fmt: skip
+        number += step
+        if not 0 <= number < len(plan.tensors):
+            raise DamagedError(f"{where}: layout: a box of no tensor")
+        planned = plan.tensors[number]
+        name, dtype, shape = planned.name, planned.dtype, planned.global_shape
+        if dtype not in DTYPES:
+            raise DamagedError(f"{where}: tensor {shown(name)}: unknown dtype code {shown(dtype)}")
+        if placement:
+            offsets, extents = _box_at(shape, form.placements[placement - 1], meshes, where)
+        else:
+            stop = at + len(shape)
+            offsets, extents = tuple(explicit[at:stop]), tuple(sizes[at:stop])
+            at = stop
+        if len(extents) != len(shape):
+            raise DamagedError(f"{where}: layout: fewer sizes than dimensions")
+        start, nbytes = end + gap, box_nbytes(dtype, extents)
+        if start < 0:
+            raise DamagedError(f"{where}: tensor {shown(name)} lies outside its image or over another tensor")
+        archive = (start - head + 1, head - 1 + nbytes + tail) if head else (0, 0)
+        yield TensorEntry(name, dtype, shape, offsets, extents, start, nbytes, *archive)
+        end = start + nbytes
+    if at != len(sizes):
+        raise DamagedError(f"{where}: layout: more sizes than dimensions")
+
+
+def _box_at(
+    shape: tuple[int, ...], placed: Placed, meshes: list[Mesh], where: str
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    try:
+        return box_at(shape, meshes[placed.mesh], placed.cuts)
+    except (ValueError, IndexError) as error:
+        raise DamagedError(f"{where}: layout: a placement that cannot be: {error}") from error
+
+
+def _offsets(own: _Own, count: int, where: str) -> Sequence[int]:
+    if not own.offsets:
+        raw = column([])
+    else:
+        (raw,) = parts_in(own.offsets, 1, where)
+    return numbers_in(raw, count, where)

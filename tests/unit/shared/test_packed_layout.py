@@ -1,0 +1,109 @@
+"""Layouts as bytes: each part once for all that have it alike, placements only where they reproduce the boxes."""
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptd.shared.base.ids import file_name
+from ckptd.shared.format import layout as lay
+from ckptd.shared.format.columns import column, most_nbytes, numbers_in, parts_in, signed, squeezed, unsigned
+from ckptd.shared.format.packed_layout import decode_layout, encode_layout, glance, parted
+from ckptd.shared.format.placement import REPLICATED, Mesh, Placed, box_at
+
+RANKS, TENSORS = 16, 40
+
+
+def a_layout(rank, *, ranks=RANKS, placed=True, shift=0):
+    """Of tensors that are cut along rows, but for the last, which each rank has whole. shift: of every box."""
+    mesh = Mesh((ranks,), (rank,))
+    entries, paths, at = [], {}, 4096
+    for number in range(TENSORS):
+        name = f"model.layers.{number}.weight"
+        shape = (ranks * (1 + number % 3) - number % 2, 8)
+        paths[name] = tuple(("k", step) for step in name.split("."))
+        offsets, sizes = box_at(shape, mesh, (REPLICATED if number == TENSORS - 1 else 0,))
+        if 0 in sizes:
+            continue
+        nbytes = lay.box_nbytes("F32", sizes)
+        entries.append(lay.TensorEntry(name, "F32", shape, offsets, sizes, at + 64, nbytes, at, nbytes + 100))
+        at += nbytes + 100
+    present = {entry.name for entry in entries}
+    shapes = {f"model.layers.{n}.weight": (ranks * (1 + n % 3) - n % 2, 8) for n in range(TENSORS)}
+    cuts = {name: Placed(0, (REPLICATED if name.endswith(f".{TENSORS - 1}.weight") else 0,)) for name in present}
+    return lay.Layout(
+        version=lay.VERSION, file=file_name(rank), rank=rank, world_size=ranks, header_nbytes=4096, image_nbytes=at,
+        plan_id="p", tensors=entries, paths=paths, aliases={}, meshes=[mesh] if placed else [],
+        placements=cuts if placed else {},
+        absent=[lay.Planned(name, "F32", shape) for name, shape in shapes.items() if name not in present],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("placed", [True, False])
+@pytest.mark.parametrize("rank", [0, 1, RANKS - 1])
+def test_a_layout_comes_back_with_what_it_has_no_boxes_of(rank, placed):
+    layout = a_layout(rank, placed=placed)
+    raw = encode_layout(layout)
+    assert decode_layout(raw, where="x") == layout
+    assert glance(parted(raw, "x"), "x") == (len(layout.tensors), True)
+
+
+def test_ranks_of_one_state_have_one_plan_and_those_with_equal_boxes_one_form():
+    parts = [parted(encode_layout(a_layout(rank)), "x") for rank in range(RANKS)]
+    assert len({part.plan for part in parts}) == 1
+    assert len({part.form for part in parts}) == 2, "the last one has shorter boxes, and fewer"
+    assert len({part.own for part in parts}) == RANKS
+    assert max(len(part.own) for part in parts) < 200, "whatever the number of tensors"
+
+
+def test_a_placement_that_does_not_reproduce_a_box_is_not_written():
+    """The box stands there itself then: a reader takes what is written and infers nothing."""
+    layout = a_layout(3)
+    first = msgspec.structs.replace(layout.tensors[1], offsets=(5, 0))
+    moved = msgspec.structs.replace(layout, tensors=[layout.tensors[0], first, *layout.tensors[2:]])
+    found = decode_layout(encode_layout(moved), where="x")
+    assert found.tensors == moved.tensors
+    assert found.placements.keys() == layout.placements.keys() - {first.name}
+
+
+@given(st.integers(0, 40), st.integers(1, 9), st.data())
+def test_a_mesh_cuts_as_torch_does(rows, extent, data):
+    at = data.draw(st.integers(0, extent - 1))
+    offsets, sizes = box_at((rows, 3), Mesh((extent,), (at,)), (0,))
+    chunks = torch.arange(rows).chunk(extent) if rows else ()
+    expected = chunks[at] if at < len(chunks) else torch.arange(0)
+    assert sizes == (len(expected), 3)
+    if len(expected):
+        assert offsets == (int(expected[0]), 0)
+
+
+def test_two_dimensions_of_a_mesh_cut_one_after_the_other():
+    assert box_at((10, 4), Mesh((2, 3), (1, 1)), (0, 0)) == ((7, 0), (2, 4))
+    assert box_at((10, 4), Mesh((2, 2), (1, 1)), (REPLICATED, 1)) == ((0, 2), (10, 2))
+
+
+@pytest.mark.parametrize("cuts", [(7,), (0, 0)])
+def test_what_is_no_placement(cuts):
+    with pytest.raises(ValueError, match=r"."):
+        box_at((4, 4), Mesh((2,), (0,)), cuts)
+    with pytest.raises(ValueError, match="outside"):
+        box_at((4, 4), Mesh((2,), (2,)), (0,))
+
+
+@given(st.lists(st.integers(-(1 << 60), 1 << 60)))
+def test_columns_come_back(numbers):
+    raw = column(signed(numbers))
+    assert unsigned(numbers_in(raw, len(numbers), "x")) == numbers
+    assert parts_in(squeezed([raw, b""]), 2, "x") == [raw, b""]
+
+
+def test_a_column_is_as_wide_as_its_largest_number():
+    assert [len(column([1, largest])) for largest in (255, 256, 1 << 16, 1 << 32)] == [3, 5, 9, 17]
+
+
+def test_what_swells_beyond_all_reason_is_stored_as_it_is():
+    raw = bytes(64 << 20)
+    data = squeezed([raw])
+    assert parts_in(data, 1, "x") == [raw]
+    assert most_nbytes(data) > len(raw)
