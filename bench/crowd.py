@@ -1,8 +1,9 @@
 """Daemons of many nodes in one process, for what grows with nodes: real links, packets and messages, no arena.
 
-``python -m bench.crowd`` reads a ``Plan`` and then a Topology, a line of JSON each, and writes its peers in between.
-All members share a key pair and a socket that listens, as sites may have it; each has connections of its own to the
-daemons. It attaches its ranks, reports them as staged, and answers queries as if half of their drain were written.
+``python -m bench.crowd`` reads a ``Plan`` and then a ``Start``, a line of JSON each, and writes its peers in between.
+All members share a key pair, as sites may have it, and a socket that listens at many addresses of loopback; each has
+connections of its own to the daemons. It attaches its ranks, asks for the topology as the first of a set does, reports
+the ranks as staged, and answers queries as if half of their drain were written.
 """
 
 import secrets
@@ -17,15 +18,28 @@ from ckptd.core import events as ev
 from ckptd.daemon.status_query import Answer, encode_answer
 from ckptd.peers.keys import KeyPair, make_keys
 from ckptd.peers.link import Got, Link, Up
-from ckptd.peers.packets import Answered, Ask, Body, Join, Message, decode_body, decode_envelope, encode_body, wrap
+from ckptd.peers.meetings import session_keys
+from ckptd.peers.packets import (
+    Answered,
+    Ask,
+    Body,
+    Join,
+    Message,
+    Packet,
+    Present,
+    decode_body,
+    decode_envelope,
+    encode_body,
+    wrap,
+)
 from ckptd.peers.remote import Remote
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.status import NodeReport, RankStatus
-from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 from ckptd.shared.protocol.versions import tag_in_map
 
-SESSION, ARENA = "crowd", "crowd"
+SESSION, ARENA, HOST = "crowd", "crowd", "h"
 SEGMENT_NBYTES = 24 << 30
 _GIB = 1 << 30
 _ROUND_MS = 50
@@ -41,6 +55,13 @@ class Plan(msgspec.Struct):
     first: int
     count: int
     step: int
+
+
+class Start(msgspec.Struct):
+    """The job, which the members know for once, and where they meet."""
+
+    topology: Topology
+    rendezvous: Rendezvous
 
 
 def node_name(number: int) -> str:
@@ -60,22 +81,40 @@ class Crowd:
         endpoint = self.router.getsockopt(zmq.LAST_ENDPOINT)
         self.endpoint = endpoint.decode().rstrip("\0") if isinstance(endpoint, bytes) else ""
         numbers = range(plan.first, plan.first + plan.count)
-        self.peers = [Peer(node_name(number), ARENA, self.endpoint, self.keys.public) for number in numbers]
+        self.peers = [Peer(node_name(number), ARENA, self._address(number), self.keys.public) for number in numbers]
         self.links: dict[tuple[str, str], Remote] = {}  # by member and daemon
         self.topology: Topology | None = None
         self.ranks: dict[str, tuple[int, ...]] = {}
         self.save: SaveId | None = None
         self.attached: set[str] = set()
 
-    def meet(self, topology: Topology) -> None:
-        """Connects every member to every daemon."""
-        self.topology, self.ranks = topology, topology.by_node()
+    def _address(self, number: int) -> str:
+        """Of one member: all lead to the one socket."""
+        high, middle, low = 1 + number // 62500, number // 250 % 250, 1 + number % 250
+        return f"tcp://127.{high}.{middle}.{low}:{self.endpoint.rpartition(':')[2]}"
+
+    def meet(self, start: Start) -> None:
+        """Connects every member to every daemon, and shows the ticket to the one that coordinates."""
+        self.topology, self.ranks = start.topology, start.topology.by_node
+        self._present(start.rendezvous)
         self.answers = {peer.node: _answer(number, self.ranks[peer.node]) for number, peer in enumerate(self.peers)}
         for member in self.peers:
             for daemon in self.plan.daemons:
                 link = Link(instance=_random(), timeout_s=_TIMEOUT_S, new_end=_random)
                 remote = self.links[member.node, daemon.node] = Remote(self.context, daemon, self.keys, link)
                 remote.connect()
+
+    def _present(self, rendezvous: Rendezvous) -> None:
+        keys = session_keys(self.plan.job, SESSION, rendezvous.ticket)
+        self.shown = self.context.socket(zmq.DEALER)
+        self.shown.linger, self.shown.sndhwm = 0, 0
+        self.shown.curve_serverkey = rendezvous.peer.key.encode()
+        self.shown.curve_publickey, self.shown.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        self.shown.connect(rendezvous.peer.endpoint)
+        for peer in self.peers:
+            body = encode_body(Present(self.plan.job, SESSION, peer))
+            packet = Packet(0, 0, 0, hello=True, body=body)
+            self.shown.send(wrap(packet, peer.node, rendezvous.peer.node, peer.endpoint))
 
     def serve(self) -> None:
         """Runs until the process is ended."""
@@ -102,7 +141,7 @@ class Crowd:
         remote = self.links[place]
         while True:
             for packet in remote.link.step(time.monotonic()):
-                remote.transmit(wrap(packet, member, daemon, self.endpoint))
+                remote.transmit(wrap(packet, member, daemon, ""))
             updates = remote.link.take_updates()
             if not updates:
                 return
@@ -124,22 +163,26 @@ class Crowd:
                 self._message(member, remote, raw)
 
     def _message(self, member: str, remote: Remote, raw: bytes) -> None:
-        """Decodes the topology once: that of a thousand nodes takes long."""
         tag, _ = tag_in_map(raw)
         if tag == ev.SessionOpened.__struct_config__.tag:
-            if self.save is None:
-                opened = node_messages.decode(raw)
-                assert isinstance(opened, ev.SessionOpened)  # noqa: S101 - by its tag
-                self.save = SaveId(opened.incarnation, 1, self.plan.step, opened.run)
+            opened = node_messages.decode(raw)
+            assert isinstance(opened, ev.SessionOpened)  # noqa: S101 - by its tag
+            self.save = SaveId(opened.incarnation, 1, self.plan.step, opened.run)
+            if opened.place is not None and opened.place.members[0].node == member:
+                asked = ev.TopologyAsked(job=self.plan.job, node=member, digest=opened.place.digest)
+                self._say(remote, Message(node_messages.encode(asked)))
             for rank in self.ranks[member]:
                 self._report(member, remote, self._staged(rank, self.save))
 
     def _attach(self, member: str) -> ev.Fact:
-        """Attaches one rank: admission waits for a rank of every node."""
+        """Attaches all ranks of a node."""
         assert self.topology is not None  # noqa: S101 - known before any link
-        return ev.RankAttached(
-            job=self.plan.job, request=0, session=SESSION, rank=self.ranks[member][0],
-            world_size=len(self.topology.homes), host=member, pid=1, topology=self.topology,
+        peer = self.topology.peers[self.topology.nodes.index(member)]
+        world, ranks = len(self.topology.homes), self.ranks[member]
+        return ev.NodeAttached(
+            job=self.plan.job, session=SESSION, peer=peer,
+            waiting=tuple(ev.Arrival(rank, world) for rank in ranks), world_size=world,
+            living=tuple(ev.Living(rank, SESSION, 1, HOST) for rank in ranks),
         )  # fmt: skip
 
     def _staged(self, rank: int, save: SaveId) -> ev.Fact:
@@ -181,7 +224,7 @@ def _listen(context: "zmq.Context[zmq.Socket[bytes]]", keys: KeyPair) -> "zmq.So
     router.backlog = 4096
     router.curve_server = True
     router.curve_publickey, router.curve_secretkey = keys.public.encode(), keys.secret.encode()
-    router.bind("tcp://127.0.0.1:*")
+    router.bind("tcp://0.0.0.0:*")
     return router
 
 
@@ -194,7 +237,7 @@ def main() -> None:
     crowd = Crowd(msgspec.json.decode(sys.stdin.readline(), type=Plan))
     sys.stdout.write(msgspec.json.encode(crowd.peers).decode() + "\n")
     sys.stdout.flush()
-    crowd.meet(msgspec.json.decode(sys.stdin.readline(), type=Topology))
+    crowd.meet(msgspec.json.decode(sys.stdin.readline(), type=Start))
     crowd.serve()
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 import zmq
 
-from bench.crowd import SESSION, Plan, node_name
+from bench.crowd import SESSION, Plan, Start, node_name
 from bench.measure import Series
 from bench.report import Row
 from ckptd.arena.ask import Daemon, ask_status
@@ -28,7 +28,7 @@ from ckptd.shared.format import arena_paths, rank_file
 from ckptd.shared.format.slot import SlotState
 from ckptd.shared.protocol import messages as m
 from ckptd.shared.protocol.status import JobStatus
-from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.shared.protocol.topology import TICKET_NBYTES, Peer, Rendezvous, Topology
 from tests.slots import write_slot
 
 _R = TypeVar("_R")
@@ -95,11 +95,13 @@ def _a_job(base: Path, nodes: int) -> Iterator[str]:
         peers = [*daemons, *msgspec.json.decode(crowd.stdout.readline(), type=list[Peer])]
         homes = tuple(number for number in range(nodes) for _ in range(RANKS_PER_NODE))
         topology = Topology(tuple(peers), homes)
-        crowd.stdin.write(msgspec.json.encode(topology) + b"\n")
+        rendezvous = Rendezvous(daemons[0], os.urandom(TICKET_NBYTES))
+        start = Start(topology, rendezvous)
+        crowd.stdin.write(msgspec.json.encode(start) + b"\n")
         crowd.stdin.flush()
         context = stack.enter_context(zmq.Context())
         places_ = [(arena, rank) for number, arena in enumerate(arenas) for rank in _ranks_of(number)]
-        ranks = [stack.enter_context(contextlib.closing(_Rank(context, *place, job, topology))) for place in places_]
+        ranks = [stack.enter_context(contextlib.closing(_Rank(context, *place, job, start))) for place in places_]
         for rank in ranks:
             rank.hand_over()
         _await_drain(arenas[-1], nodes)
@@ -172,9 +174,9 @@ class _Rank:
     """A rank without torch: the messages of a client, and a segment of a few kilobytes."""
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", arena: str, rank: int, job: JobKey, of: Topology
+        self, context: "zmq.Context[zmq.Socket[bytes]]", arena: str, rank: int, job: JobKey, start: Start
     ) -> None:
-        self._job, self._rank, self._world, self._seq = job, rank, len(of.homes), 1
+        self._job, self._rank, self._world, self._seq = job, rank, len(start.topology.homes), 1
         self._directory = os.path.join(arena, arena_paths.job_dir(job))
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
         path = os.path.join(self._directory, arena_paths.rank_file_name(rank, SESSION))
@@ -186,7 +188,7 @@ class _Rank:
         self._socket.connect(f"ipc://{arena}/{arena_paths.SOCKET}")
         attach = m.Attach(
             seq=1, version=m.VERSION, job=job, session=SESSION, rank=rank, world_size=self._world, host="h",
-            pid=os.getpid(), topology=of,
+            pid=os.getpid(), rendezvous=start.rendezvous,
         )  # fmt: skip
         self._socket.send(m.encode(attach))
 

@@ -10,7 +10,7 @@ from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.messages import Reply, Tier
 from ckptd.shared.protocol.node_messages import Message
 from ckptd.shared.protocol.parity_types import ParityChunk
-from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +111,7 @@ class FetchSegment(Action, frozen=True, kw_only=True):
 class KeepTopology(Action, frozen=True, kw_only=True):
     """Write it to the job's directory in the arena, for the next process of this daemon; talk to these daemons."""
 
+    session: str  # of which it is the topology
     topology: Topology
     epoch: int
     since: int  # the epoch in which the job first came to this arena
@@ -131,6 +132,23 @@ class MeetPeers(Action, frozen=True, kw_only=True):
     """Accept these daemons, and talk to them, for this job: ranks of ours, or a peer that we trust, named them."""
 
     peers: tuple[Peer, ...]
+
+
+class Meet(Action, frozen=True, kw_only=True):
+    """Ranks of a session wait here: accept, and talk to, the daemons of its other nodes.
+
+    At the daemon that the rendezvous names: accept whichever has the ticket, until EndMeeting. At the others: talk to
+    that one, and show it the ticket as long as it does not know this daemon.
+    """
+
+    session: Session
+    rendezvous: Rendezvous
+
+
+class EndMeeting(Action, frozen=True, kw_only=True):
+    """The session's ticket is good for nothing any more. Not answered."""
+
+    session: Session
 
 
 class TakeIncarnation(Action, frozen=True, kw_only=True):

@@ -5,18 +5,48 @@ Other nodes send some of them too. Messages between nodes are in ckptd.shared.pr
 
 from dataclasses import dataclass
 
-from ckptd.shared.base.ids import RunId, SaveId
+from ckptd.shared.base.ids import NO_RUN, RunId, SaveId
 from ckptd.shared.format.manifest import ParityRecord
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import Seal
-from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.protocol.messages import Cadence, Tier
 from ckptd.shared.protocol.node_messages import *  # noqa: F403 - the core knows them by these names too
 from ckptd.shared.protocol.node_messages import Event, FromRank
 from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.protocol.read_tree import ExchangeAddress
-from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 
 # --- from ranks
+
+
+class RankFound(Event, frozen=True, kw_only=True):
+    """A live process holds the lock of a rank file of this job."""
+
+    rank: int
+    session: str
+    pid: int
+    host: str
+
+
+class RankAttached(Event, frozen=True, kw_only=True):
+    """A rank asks to belong to the job. ``incarnation`` 0 is a connect, else it comes back to a restarted daemon.
+
+    ``store_id``: the store that it asks for, or, when it comes back, is saved to; empty: none in particular.
+    """
+
+    request: int
+    session: str
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    incarnation: int = 0
+    run: RunId = NO_RUN  # drawn with that incarnation
+    store_id: str = ""
+    takeover: bool = False
+    cadence: Cadence = Cadence()
+    rendezvous: Rendezvous | None = None  # None: all ranks are on this node
+    here: Peer | None = None  # this node's daemon
 
 
 class SlotsAsked(FromRank, frozen=True, kw_only=True):
@@ -111,6 +141,7 @@ class DigestsFailed(Event, frozen=True, kw_only=True):
 class TopologyKept(Event, frozen=True, kw_only=True):
     """What an earlier process of this daemon knew of the job's nodes; epoch as in ParityChunk. Comes first at start."""
 
+    session: str  # of which it is the topology
     topology: Topology
     epoch: int
     since: int  # the epoch in which the job first came to this arena

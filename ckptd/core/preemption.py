@@ -65,8 +65,8 @@ class Preemption:
             return []  # it is on
         self._session, self._why, self._highest, self.step = session, event.why, -1, None
         inside = sessions.topology.nodes if sessions.topology is not None else (self._node,)
-        self._asked = frozenset((*inside, *sessions.present.values()))
-        self._awaited, self._until = {*self._asked} - sessions.unreachable, now + PATIENCE_S
+        self._asked = frozenset((*inside, *(sessions.members.nodes - sessions.links.down)))
+        self._awaited, self._until = {*self._asked} - sessions.links.down, now + PATIENCE_S
         return [self._order(name) for name in sorted(self._asked)]
 
     def read(self, node: str, event: ev.StepsRead) -> list[Action]:

@@ -135,7 +135,9 @@ class ActionExecutor:
                 text = f"the job's topology could not be kept: {outcome}; it is protected until this daemon restarts"
                 self._note_all(action.job, [text])
 
-        kept = Kept(action.job, action.topology, action.epoch, action.since, action.outside, action.former)
+        kept = Kept(
+            action.job, action.session, action.topology, action.epoch, action.since, action.outside, action.former
+        )
         self._cleaning.run(lambda: keep_topology(self._arena.path, kept), done)
 
     def _note_all(self, job: JobKey, notes: list[str]) -> None:

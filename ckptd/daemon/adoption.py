@@ -97,6 +97,7 @@ class Adoption:
         for one in kept:
             kept_one = ev.TopologyKept(
                 job=one.job,
+                session=one.session,
                 topology=one.topology,
                 epoch=one.epoch,
                 since=one.since,

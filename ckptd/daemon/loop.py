@@ -109,8 +109,7 @@ class Daemon:
         self._empty_since: float | None = None
         self._sweep_at = self._notice_at = 0.0
         self._look_at = self._started + _LOOK_S
-        self._homeless = False
-        self._watchdog_s = systemd.watchdog_interval_s()
+        self._homeless, self._watchdog_s = False, systemd.watchdog_interval_s()
 
     # --- life
 
@@ -400,6 +399,8 @@ class Daemon:
             act.Note: (self._note,),
             act.ToNode: (plane.carry,),
             act.MeetPeers: (lambda action: plane.meet(action.job, action.peers), lambda _: self._bulk.open()),
+            act.Meet: (lambda action: plane.meet_at(action.job, action.session, action.rendezvous),),
+            act.EndMeeting: (lambda action: plane.meetings.end(action.job, action.session),),
             act.KeepTopology: (executor.perform, lambda action: plane.keep(action.job, action.topology)),
             act.ForgetJob: (lambda action: protect.forget(action.job), executor.perform, self._forgotten),
         }

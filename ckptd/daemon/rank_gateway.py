@@ -93,7 +93,7 @@ class RankGateway:
         if request.version != VERSION:
             theirs = Speaker("the client", request.version, request.release)
             raise other_version(theirs, Speaker("this daemon", VERSION, __version__), SAME_CKPTD)
-        _check_topology(request, self._own)
+        _check_rendezvous(request, self._own)
         directory = self._arena.job_path(request.job)
         found = [
             ev.RankFound(job=request.job, rank=live.rank, session=live.session, pid=live.pid, host=live.host)
@@ -105,7 +105,7 @@ class RankGateway:
         connection = RankConnection(request.job, request.rank, request.session)
         self._leave(self._identities.get(connection))
         self._connections[identity], self._identities[connection] = connection, identity
-        attached = _as(ev.RankAttached, request, request=request.seq)
+        attached = _as(ev.RankAttached, request, request=request.seq, here=self._own)
         known = self._known_stores.of(request.job)
         remembered = [ev.StoreRemembered(job=request.job, store_id=known)] if known is not None else []
         return [*remembered, *found, attached]
@@ -220,19 +220,10 @@ def _as(kind: type[E], message: Request, /, **given: Any) -> E:
     return kind(**{name: getattr(message, name) for name in names} | given)
 
 
-def _check_topology(request: Attach, own: Peer) -> None:
-    """Raises a protocol error when what the ranks gathered is not whole, or puts this rank elsewhere."""
-    topology = request.topology
-    if topology is None:
-        return
-    if not len(topology.homes) == request.world_size > request.rank:
-        raise _error("protocol", "the topology does not name one node for each rank", "")
-    if topology.home(request.rank) != own.node:
-        said = topology.home(request.rank)
-        text = f"rank {request.rank} says it runs on node {said}, this is the daemon of {own.node}"
-        raise _error("protocol", text, "was the daemon restarted under another name meanwhile? connect again")
-    named = topology.peers[topology.homes[request.rank]]
-    if request.incarnation == 0 and len(topology.peers) > 1 and (named.arena, named.key) != (own.arena, own.key):
+def _check_rendezvous(request: Attach, own: Peer) -> None:
+    """Raises an error when the ranks are to meet at another daemon of this node's name."""
+    named = request.rendezvous.peer if request.rendezvous is not None else own
+    if request.incarnation == 0 and named.node == own.node and (named.arena, named.key) != (own.arena, own.key):
         text = f"the daemon of node {own.node} was replaced while the ranks connected: other nodes would not know it"
         raise _error("connect", text, "connect again")
 

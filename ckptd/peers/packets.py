@@ -8,10 +8,10 @@ import msgspec
 from ckptd import __version__
 from ckptd.shared.base.decoding import MALFORMED, decoded
 from ckptd.shared.base.errors import ProtocolError
-from ckptd.shared.base.ids import JobKey, NodeName
+from ckptd.shared.base.ids import JobKey, NodeName, Session
 from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.status import CheckpointStatus
-from ckptd.shared.protocol.topology import Endpoint
+from ckptd.shared.protocol.topology import Endpoint, Peer
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
 
 VERSION = 5
@@ -73,6 +73,14 @@ class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
     job: JobKey
 
 
+class Present(msgspec.Struct, frozen=True, array_like=True, tag="present"):
+    """The sender has the session's ticket: accept it for this job. ``peer``: the sender, with its own key."""
+
+    job: JobKey
+    session: Session
+    peer: Peer
+
+
 class Bulk(msgspec.Struct, frozen=True, array_like=True, tag="bulk"):
     """Where the sender serves bytes, and how the receiver proves its identity there. Good for this link only."""
 
@@ -117,7 +125,7 @@ class StepsKnown(msgspec.Struct, frozen=True, array_like=True, tag="steps-known"
 
 
 Mail = Ask | Answered | StepsAsked | StepsKnown  # read by the loop, not by the core
-Body = Join | Leave | Bulk | Message | Mail
+Body = Join | Leave | Present | Bulk | Message | Mail
 
 _HINT = "install one version of ckptd on all nodes and restart the daemons"
 
@@ -167,6 +175,11 @@ def _ours() -> Speaker:
 def unknown_message(kind: str, node: str, release: str) -> ProtocolError:
     """What to say of a message of that node that this daemon does not know, though the packets' version is the same."""
     return not_known(kind, Speaker(f"node {node}", VERSION, release), _ours(), _HINT)
+
+
+def sentence(error: ProtocolError) -> str:
+    """Of a status: what is wrong, and what to do."""
+    return f"{error.message}; {error.hint}" if error.hint else error.message
 
 
 def encode_body(body: Body) -> bytes:

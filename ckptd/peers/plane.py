@@ -6,7 +6,6 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import zmq
 
@@ -16,6 +15,7 @@ from ckptd.peers.bulk_access import Guest, Offers
 from ckptd.peers.identity import Identity
 from ckptd.peers.keep_alive import KeepAlive
 from ckptd.peers.link import KEEPALIVES, Down, Got, Link, Up
+from ckptd.peers.meetings import Meetings
 from ckptd.peers.packets import (
     Ask,
     Body,
@@ -26,22 +26,25 @@ from ckptd.peers.packets import (
     Mail,
     Message,
     Packet,
+    Present,
     StepsAsked,
     decode_body,
     decode_envelope,
     encode_body,
+    sentence,
     unknown_message,
     wrap,
 )
 from ckptd.peers.remote import Remote
 from ckptd.peers.sockets import listen
 from ckptd.peers.turns import Turns
+from ckptd.peers.views import PeerView, Received
 from ckptd.peers.zap import Authenticator
 from ckptd.shared.base.errors import ProtocolError, UnknownMessageError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.base.log_line import line
 from ckptd.shared.protocol import node_messages
-from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 
 log = logging.getLogger("ckptd")
 _CONNECT_MOST = 32  # per round of the loop: each takes most of a millisecond
@@ -49,23 +52,6 @@ _RECEIVE_MOST = 256  # per round of the loop
 _MOST_S = 0.01  # of a round, for either
 _PATIENCE_S = 600.0  # with a silent peer that the job's present topology does not name
 _MAX_SOCKETS = 1 << 15
-
-
-class PeerView(NamedTuple):
-    """A peer, for status."""
-
-    node: str
-    endpoint: str
-    up: bool
-    queued: int
-    jobs: tuple[JobKey, ...]
-
-
-class Received(NamedTuple):
-    """A question or an answer of a peer; not for the core."""
-
-    node: str
-    body: Mail
 
 
 class PeerPlane:
@@ -89,14 +75,13 @@ class PeerPlane:
         self._keys: Counter[str] = Counter()  # of remotes: sites may give one to many
         self._events: list[ev.Event] = []
         self._mail: list[Received] = []
-        self._turns = Turns()
-        self._offers = Offers()
-        self._once = BodyOnce()
+        self._turns, self._offers, self._once = Turns(), Offers(), BodyOnce()
         self._keep_alive = KeepAlive(self._send_signs_of_life, timeout_s / KEEPALIVES)
         self.refused: Counter[str] = Counter()  # what was dropped, by reason
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
-        self._zap = Authenticator(self._context)
+        self._zap, self.meetings = Authenticator(self._context), Meetings(self._context)
+        self._is_known = lambda key: key in self._keys or self.meetings.of(key) is not None
         try:
             self._router, endpoint = listen(self._context, identity)
         except BaseException:
@@ -134,6 +119,14 @@ class PeerPlane:
         self._topologies[job] = frozenset(topology.nodes)
         self.meet(job, topology.peers)
 
+    def meet_at(self, job: JobKey, session: str, rendezvous: Rendezvous) -> None:
+        """Meets the session's daemons: here, each that has its ticket; else at the one that the rendezvous names."""
+        if rendezvous.peer.node == self._node:
+            self._zap.admit(self.meetings.expect(job, session, rendezvous.ticket))
+        else:
+            self.meet(job, [rendezvous.peer])
+            self.meetings.show(job, session, rendezvous, self.peer)
+
     def _former(self, remote: Remote) -> list[JobKey]:
         """Jobs that have moved on to other nodes, and keep this one for what it still holds."""
         node = remote.peer.node
@@ -147,6 +140,7 @@ class PeerPlane:
     def forget(self, job: JobKey) -> None:
         """The job is over here: notifies its peers, and drops those of no other job."""
         self._topologies.pop(job, None)
+        self.meetings.forget(job)
         for remote in self._jobs.pop(job, {}).values():
             self._part(remote, job, tell=False)
 
@@ -232,7 +226,7 @@ class PeerPlane:
     def receive(self) -> list[ev.Event]:
         """What waits, at most so much that the loop continues."""
         now = self._clock()
-        self._zap.serve(self._keys.__contains__, now)
+        self._zap.serve(self._is_known, now)
         touched: dict[int, Remote] = {}
         for _ in range(_RECEIVE_MOST):
             try:
@@ -259,6 +253,7 @@ class PeerPlane:
                 self._flush(remote)
             if self._clock() >= now + _MOST_S:
                 break
+        self.meetings.tick(now, {place for place in self.meetings.shown_to if self._up_for(*place) is not None})
         for remote in self._turns.take(now):
             if not remote.jobs:
                 continue
@@ -273,7 +268,8 @@ class PeerPlane:
         """When ``tick`` must be called at the latest; None: there is nobody to talk to."""
         if self._events or self._unconnected:
             return 0.0
-        return self._turns.next
+        shown = self.meetings.next_deadline()
+        return self._turns.next if shown is None else min(shown, self._turns.next or shown)
 
     def close(self) -> None:
         """Gives all sockets back. Blocks for a moment, if last words are on their way."""
@@ -282,6 +278,7 @@ class PeerPlane:
             remote.close()
         self._remotes.clear()
         self._jobs.clear()
+        self.meetings.close()
         self._router.close(0)
         self._zap.close()
         self._context.term()
@@ -300,7 +297,12 @@ class PeerPlane:
             self.refused["malformed"] += 1
             for (_, known), suspect in self._remotes.items():
                 if known == key:
-                    suspect.trouble = _sentence(error)
+                    suspect.trouble = sentence(error)
+            return None
+        if (meeting := self.meetings.of(key)) is not None:
+            peer = meeting.accepted(envelope)
+            self.refused["sender"] += peer is None
+            self.meet(meeting.job, [peer] if peer is not None else [])
             return None
         remote = self._remotes.get((envelope.sender, key))
         if remote is None or envelope.receiver != self._node:
@@ -368,6 +370,8 @@ class PeerPlane:
                 case Leave(job=job):
                     self._events += remote.shared.left(job)
                     remote.left = not remote.shared.theirs
+                case Present():
+                    self.refused["sender"] += 1  # over a link, where no ticket is needed
                 case Bulk():
                     self._offers.take(remote, body)
                 case Message(message=message):
@@ -378,16 +382,19 @@ class PeerPlane:
                     self._mail.append(Received(remote.peer.node, body))
         except UnknownMessageError as error:
             self.refused["unknown"] += 1
-            remote.foreign = _sentence(unknown_message(error.kind, remote.peer.node, remote.release))
+            remote.foreign = sentence(unknown_message(error.kind, remote.peer.node, remote.release))
         except ProtocolError as error:
             self.refused["malformed"] += 1
             remote.trouble = error.message
 
     def _message(self, remote: Remote, message: ev.Message) -> None:
         of_job = not isinstance(message, ev.Report) or message.event.job == message.job
+        peer = remote.peer
+        if isinstance(message, ev.Report) and isinstance(message.event, ev.NodeAttached):
+            peer = message.event.peer
         if message.job not in remote.jobs or not of_job:
             self.refused["job"] += 1
-        elif message.node != remote.peer.node:
+        elif (peer.node, peer.key) != (remote.peer.node, remote.peer.key) or message.node != remote.peer.node:
             self.refused["sender"] += 1
         else:
             self._events.append(message)
@@ -423,7 +430,7 @@ class PeerPlane:
         now = self._clock()
         current = [one for one in self._remotes.values() if len(self._former(one)) < len(one.jobs)]
         lines = [problem for remote in current if (problem := remote.problem(now))]
-        lines += self._zap.problems(self._keys, now)
+        lines += [*self.meetings.problems(), *self._zap.problems(self._is_known, now)]
         if self._identity.problem and self._remotes:
             lines.append(self._identity.problem)
         return lines
@@ -436,10 +443,6 @@ class PeerPlane:
             )
             for _, remote in sorted(self._remotes.items(), key=lambda item: item[0])
         ]
-
-
-def _sentence(error: ProtocolError) -> str:
-    return f"{error.message}; {error.hint}" if error.hint else error.message
 
 
 def _random() -> int:

@@ -1,6 +1,6 @@
 """Which keys may connect: ZeroMQ asks for each handshake (ZAP, RFC 27), and is answered in the daemon's loop."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import NamedTuple
 
 import zmq
@@ -8,7 +8,7 @@ from zmq.utils import z85
 
 _ENDPOINT = "inproc://zeromq.zap.01"
 _KEPT = 16  # strangers that are remembered, the last
-_WAITING = 256  # handshakes that are held, the last
+_WAITING = 1 << 14  # handshakes that are held, the last: a job's daemons may all come before its first rank does
 _STRANGER_S = 60.0  # how long one that was refused is reported
 
 
@@ -30,7 +30,8 @@ class Authenticator:
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(_ENDPOINT)
-        self._waiting: list[tuple[str, list[bytes]]] = []  # key, and how the reply begins
+        self._waiting: dict[str, list[list[bytes]]] = {}  # by key, how the replies begin; the last key last
+        self._held = 0
         self.strangers: dict[Stranger, float] = {}  # when they came last
 
     @property
@@ -48,7 +49,7 @@ class Authenticator:
             match frames:
                 case [asker, b"", b"1.0", request, _, address, _, b"CURVE", raw]:
                     stranger = Stranger(address.decode("ascii", "replace"), z85.encode(raw).decode())
-                    self._waiting.append((stranger.key, [asker, b"", b"1.0", request]))
+                    self._hold(stranger.key, [asker, b"", b"1.0", request])
                     if known(stranger.key):
                         self.admit(stranger.key)
                     else:
@@ -58,21 +59,27 @@ class Authenticator:
 
     def admit(self, key: str) -> None:
         """The key is known now: a daemon that came under it and still waits is let in."""
-        for waiting, head in self._waiting:
-            if waiting == key:
-                self._socket.send_multipart([*head, b"200", b"OK", key.encode(), b""])
-        self._waiting = [held for held in self._waiting if held[0] != key]
+        for head in self._waiting.pop(key, []):
+            self._held -= 1
+            self._socket.send_multipart([*head, b"200", b"OK", key.encode(), b""])
+
+    def _hold(self, key: str, head: list[bytes]) -> None:
+        heads = self._waiting.pop(key, [])
+        heads.append(head)
+        self._waiting[key] = heads
+        self._held += 1
+        while self._held > _WAITING:
+            self._held -= len(self._waiting.pop(next(iter(self._waiting))))
 
     def _remember(self, stranger: Stranger, now: float) -> None:
-        del self._waiting[:-_WAITING]
         self.strangers.pop(stranger, None)
         self.strangers[stranger] = now
         if len(self.strangers) > _KEPT:
             del self.strangers[next(iter(self.strangers))]
 
-    def problems(self, known: Container[str], now: float) -> list[str]:
+    def problems(self, known: Callable[[str], bool], now: float) -> list[str]:
         """Daemons that were refused lately and whose keys are not known since, a line each."""
-        late = [who for who, when in self.strangers.items() if now - when < _STRANGER_S and who.key not in known]
+        late = [who for who, when in self.strangers.items() if now - when < _STRANGER_S and not known(who.key)]
         return [
             f"a daemon at {who.address} with key {who.key} was refused: no job here names it; "
             "if it is of one of these jobs, its arena was lost or its key_file changed: reconnect the job"

@@ -8,7 +8,7 @@ from ckptd_client._daemon import settings as _settings
 from ckptd_client._daemon.link import Link
 from ckptd_client._daemon.options import Settings
 from ckptd_client._daemon.reach import configured_store
-from ckptd_client._daemon.topology import announce_failure
+from ckptd_client._daemon.rendezvous import announce_failure
 from ckptd_client._local.argument_checks import as_flag, as_seconds, checks_arguments
 from ckptd_client._local.rank import find_group, lone_group
 from ckptd_client._state.pickle import pickle_keys
@@ -41,9 +41,9 @@ def connect(  # noqa: PLR0913 - keyword-only settings
 ) -> Client:
     """Returns a client of this node's daemon, and starts the daemon if none runs. Collective: every rank calls it.
 
-    The ranks exchange where they run over torch.distributed or mpi4py: on several nodes, call `init_process_group`
-    first. An error of one rank before that is raised on all. `connect` blocks until all ranks have called it, and then
-    until the ranks of earlier runs of the job have ended.
+    The ranks agree where their daemons meet over torch.distributed or mpi4py: on several nodes, call
+    `init_process_group` first. An error of one rank before that is raised on all. `connect` blocks until all ranks have
+    called it, and then until the ranks of earlier runs of the job have ended.
 
     Args:
         job: Stable name of the training. Default: `$CKPTD_JOB`.

@@ -21,7 +21,7 @@ from msgspec import inspect
 
 from ckptd.peers import packets
 from ckptd.shared.protocol import node_messages
-from ckptd.shared.protocol.topology import Topology
+from ckptd.shared.protocol.topology import Rendezvous
 from ckptd.store import messages
 
 HERE = Path(__file__).parent / "wire"
@@ -32,7 +32,7 @@ TEXTS = (  # the first that fits a pattern; a number of two digits makes two of 
     "0.1.{0}", ".metadata", "0123456789abcd{0}", "e000000{0}-0123abcd",
 )  # fmt: skip
 VALUES: dict[type[Any], dict[str, Any]] = {  # where the type does not say all
-    Topology: {"homes": (0, 0)},
+    Rendezvous: {"ticket": bytes(range(32))},
     packets.Envelope: {"version": packets.VERSION},
     messages.Hello: {"version": messages.VERSION},
 }

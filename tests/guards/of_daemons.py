@@ -150,7 +150,7 @@ _KEYS = (
         "integrity.py::test_a_keyed_job_passes_unkeyed_checkpoints_over",
     ),
     _row(
-        "client-and-daemon-have-one-key", f"{_CLIENT}_daemon/topology.py",
+        "client-and-daemon-have-one-key", f"{_CLIENT}_daemon/rendezvous.py",
         "if info.integrity != integrity.label:", "if False:",
         "integrity.py::test_daemon_and_client_with_other_settings_find_out_at_connect",
     ),

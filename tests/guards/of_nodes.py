@@ -34,8 +34,8 @@ _DAMAGE = (
         "integrity.py::test_staged_protected_durable_and_back_by_each_tier",
     ),
     _row(
-        "ranks-compare-their-keys", "client/ckptd_client/_daemon/topology.py",
-        "other = next((rank for rank, integrity in enumerate(labels) if integrity != labels[0]), None)", "other = None",
+        "ranks-compare-their-keys", "client/ckptd_client/_daemon/rendezvous.py",
+        "if own.integrity != first.integrity:", "if False:",
         "integrity.py::test_ranks_whose_nodes_have_other_keys_find_out_at_connect",
     ),
 )  # fmt: skip
@@ -127,7 +127,7 @@ _MEMBERS = (
     ),
     _row(
         "nodes-that-a-job-leaves-are-asked", f"{_COORDINATOR}sessions.py",
-        "return {self._node} | inside | self.visitors", "return {self._node} | inside",
+        "else {self._node} | inside | self.visitors", "else {self._node} | inside",
         "members.py::test_a_node_fewer_still_gives_what_it_has",
     ),
     _row(
@@ -290,7 +290,7 @@ _TWO_RUNS = (
         "two_runs.py::test_a_manifest_remembers_its_store_when_no_memory_does",
     ),
     _row(
-        "a-job-stays-on-its-store", f"{_COORDINATOR}sessions.py",
+        "a-job-stays-on-its-store", f"{_COORDINATOR}session_store.py",
         "        if self.takes(here):", "        if True:",
         "two_runs.py::test_a_job_goes_on_only_on_the_store_that_it_is_saved_to_whatever_its_daemons_forgot",
     ).beside(

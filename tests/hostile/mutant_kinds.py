@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ from ckptd.shared.format.manifest import (
 from ckptd.shared.format.origin import MARKER
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals, encode_seal
-from ckptd.shared.protocol import messages
+from ckptd.shared.protocol import columns, messages
 from ckptd.shared.protocol.topology import Peer, Topology
 from ckptd.store.scan import PINS_DIR
 from ckptd.store.trainer_files import TrainerFiles
@@ -104,7 +105,7 @@ def arena_tree(folder: pathlib.Path) -> pathlib.Path:
         made.set.stop()
     directory = folder / "arena" / arena_paths.job_dir(made.key)
     peer = Peer("n0", "arena", "tcp://127.0.0.1:4000", "k" * 40)
-    keep_topology(str(folder / "arena"), Kept(made.key, Topology((peer,), (0,), Scheme.NONE), 2, 2))
+    keep_topology(str(folder / "arena"), Kept(made.key, "s", Topology((peer,), (0,), Scheme.NONE), 2, 2))
     rank = rank_file.RankRecord(made.key, 0, "session", "host")
     (directory / arena_paths.rank_file_name(0, "session")).write_bytes(rank_file.encode(rank))
     (folder / "arena").chmod(0o700)
@@ -366,7 +367,14 @@ def parity_seal(chance: random.Random, path: pathlib.Path) -> None:
 
 def topology(chance: random.Random, path: pathlib.Path) -> None:
     (where,) = path.rglob(arena_paths.TOPOLOGY)
-    where.write_bytes(to_msgpack(mutated(chance, msgspec.msgpack.decode(where.read_bytes()))))
+    record = msgspec.msgpack.decode(where.read_bytes())
+    if chance.random() < 0.5:
+        where.write_bytes(to_msgpack(mutated(chance, record)))
+        return
+    _, keys, rest = record[2]  # with the digest of what was changed
+    plain = to_msgpack(mutated(chance, msgspec.msgpack.decode(zlib.decompress(rest))))
+    record[2] = [columns.digest_of(keys, plain), keys, zlib.compress(plain)]
+    where.write_bytes(to_msgpack(record))
 
 
 def rank(chance: random.Random, path: pathlib.Path) -> None:

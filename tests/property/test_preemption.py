@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ckptd.core import events as ev
 from ckptd.core.actions import AnnounceStep, HoldRanks, Note, ToNode
+from ckptd.core.coordinator.members import Members
 from ckptd.core.coordinator.sessions import Sessions
 from ckptd.core.policy import Policy
 from ckptd.core.preemption import Notice, Preemption
@@ -66,7 +67,7 @@ class Daemons:
         names = [f"n{home}" for home in sorted(set(job.homes))]
         self.sessions = Sessions(KEY, names[0], Policy())
         self.sessions.session = SESSION
-        self.sessions.members = {rank: f"n{home}" for rank, home in enumerate(job.homes)}
+        self.sessions.members = Members({rank: f"n{home}" for rank, home in enumerate(job.homes)})
         self.preemption = Preemption(KEY, names[0])
         self.notices = {name: Notice(KEY) for name in names}
         self.queues: dict[str, deque[object]] = {name: deque() for name in [*names, "coordinator"]}

@@ -15,8 +15,9 @@ from ckptd.core import events as ev
 from ckptd.peers.keep_alive import _HANGS_S
 from ckptd.peers.link import KEEPALIVES
 from ckptd.shared.base.ids import JobKey
-from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 from tests.simulation.machine import Machine
+from tests.simulation.network import HANDSHAKE_S
 from tests.simulation.plane import PlayedPlane
 from tests.simulation.wire import Wire
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 LONG_S = 0.05
+_PRESENT_S = 1.0  # between two times that a ticket is shown
 _FREE_S = 0.002  # where nothing costs anything, a round takes what comes in so long: that is played faster
 _POLL_S = 0.001  # the loop sleeps a whole number of milliseconds, and one
 
@@ -271,6 +273,35 @@ class BusyMachine(Machine):
         self.plane.meet(job, peers)
         self.rouse()
 
+    def meet_at(self, action: act.Meet) -> None:
+        assert self.plane is not None
+        key, rendezvous = (action.job, action.session), action.rendezvous
+        if rendezvous.peer.node == self.name:
+            self.expected[key] = rendezvous.ticket
+            return
+        self.shown[key] = rendezvous
+        self.meet(action.job, (rendezvous.peer,))
+        self._present(key, self.life)
+
+    def _present(self, key: tuple[JobKey, str], life: int) -> None:
+        """Shows a ticket, again until the other daemon knows this one."""
+        rendezvous = self.shown.get(key)
+        if rendezvous is None or self.life != life or self.plane is None:
+            return
+        if not self.plane.up_for(key[0], rendezvous.peer.node):
+            self.charge(self.wire.costs.handshake_s + self.wire.costs.packet_out_s)
+            self.world.clock.after(HANDSHAKE_S, self._presented, key, rendezvous)
+        self.world.clock.after(_PRESENT_S, self._present, key, life)
+
+    def _presented(self, key: tuple[JobKey, str], rendezvous: Rendezvous) -> None:
+        host = self.world.nodes.get(rendezvous.peer.node)
+        if not isinstance(host, BusyMachine) or not host.up or host.plane is None:
+            return
+        knows = host.peer == rendezvous.peer and host.expected.get(key) == rendezvous.ticket
+        if knows and not self.wire.blocked(self.name, host.name):
+            host.charge(self.wire.costs.handshake_s + self.wire.costs.packet_in_s)
+            host.meet(key[0], (self.peer,))
+
     def keep(self, job: JobKey, topology: Topology) -> None:
         assert self.plane is not None
         self.plane._topologies[job] = frozenset(topology.nodes)
@@ -279,4 +310,5 @@ class BusyMachine(Machine):
     def forget(self, job: JobKey) -> None:
         assert self.plane is not None
         self.known.pop(job, None)
+        self._forget_tickets(job)
         self.plane.forget(job)

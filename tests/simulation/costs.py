@@ -11,11 +11,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec.structs import replace
-
 from ckptd.core import events as ev
 from ckptd.shared.protocol import node_messages
-from ckptd.shared.protocol.topology import Topology
+from ckptd.shared.protocol.messages import Attach, encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +38,7 @@ class Costs:
     def local(self, event: ev.Event, sizes: "Sizes") -> float:
         """Of an event that did not come over a link."""
         if isinstance(event, ev.RankAttached):
-            return self.rank_s + self.decode_byte_s * sizes.of_fact(event)
+            return self.rank_s + self.decode_byte_s * sizes.of_attach(event)
         return self.rank_s if getattr(event, "request", 0) else self.local_s
 
     @property
@@ -60,34 +58,22 @@ class Costs:
 
 
 class Sizes:
-    """Bytes of messages by the real codec. A topology is encoded once, however many messages carry it."""
+    """Bytes of messages by the real codec."""
 
     def __init__(self) -> None:
-        self._topologies: dict[int, tuple[Topology, int]] = {}
         self._last: tuple[Any, int] = (None, 0)  # an order to many nodes is one object
 
     def of(self, message: ev.Message) -> int:
         """Of a message between nodes."""
         if message is not self._last[0]:
-            self._last = (message, self._of(message))
+            self._last = (message, len(node_messages.encode(message)))
         return self._last[1]
 
-    def of_fact(self, event: ev.RankAttached) -> int:
-        """Of what a rank says to its own daemon: about what its daemon passes on."""
-        return self.of(ev.Report(job=event.job, node="n", event=event))
-
-    def _of(self, message: ev.Message) -> int:
-        inner = message.event if isinstance(message, ev.Report) else message
-        topology = getattr(inner, "topology", None)
-        if topology is None or isinstance(message, ev.SessionAnnounced):
-            return len(node_messages.encode(message))
-        bare: Any = replace(inner, topology=None)
-        if isinstance(message, ev.Report):
-            bare = replace(message, event=bare)
-        return len(node_messages.encode(bare)) - 1 + self._topology(topology)
-
-    def _topology(self, topology: Topology) -> int:
-        found = self._topologies.get(id(topology))
-        if found is None or found[0] is not topology:
-            found = self._topologies[id(topology)] = (topology, len(node_messages._encoder.encode(topology)))
-        return found[1]
+    @staticmethod
+    def of_attach(event: ev.RankAttached) -> int:
+        """Of what a rank says to its own daemon."""
+        attach = Attach(
+            seq=1, job=event.job, session=event.session, rank=event.rank, world_size=event.world_size,
+            host=event.host, pid=event.pid, rendezvous=event.rendezvous,
+        )  # fmt: skip
+        return len(encode(attach))

@@ -12,6 +12,7 @@ from ckptd.core import events as ev
 from ckptd.shared.base.ids import JobKey, incarnation_at
 from ckptd.shared.format.slot import Seal, SlotState
 from ckptd.shared.protocol.parity_types import DataColumn
+from ckptd.shared.protocol.topology import Topology
 from tests.runs import STORE_ID
 from tests.simulation import parity
 from tests.simulation.arena import NoRoomError
@@ -86,7 +87,8 @@ class ActionExecutor:
                 memory = arena.job(job)
                 memory.kept = ev.TopologyKept(
                     job=job,
-                    topology=action.topology,
+                    session=action.session,
+                    topology=Topology.unpacked(action.topology.packed),
                     epoch=action.epoch,
                     since=action.since,
                     outside=action.outside,

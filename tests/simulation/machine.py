@@ -8,7 +8,7 @@ from ckptd.core import events as ev
 from ckptd.core.jobs import Catalogue
 from ckptd.shared.base.ids import JobKey, incarnation_at
 from ckptd.shared.format.slot import SlotState
-from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 from tests.simulation.arena import Arena
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Machine:
         self.frozen = False
         self.lost = False
         self.known: dict[JobKey, dict[str, str]] = {}  # whom this life accepts: name -> arena
+        self.expected: dict[tuple[JobKey, str], bytes] = {}  # job, session -> ticket of daemons that it accepts
+        self.shown: dict[tuple[JobKey, str], Rendezvous] = {}  # job, session -> to whom it shows a ticket
         self.seen: dict[tuple[str, JobKey], int] = {}  # the other daemon's life when it was last tied to this one
         self.watched: set[tuple[JobKey, int, str]] = set()  # live ranks that this life has seen
         self.offset = float(world.clock.random.randrange(1, 1 << 20))  # every node's clock began at another time
@@ -67,7 +69,7 @@ class Machine:
             return
         self.life = next(self.world.lives)
         self.catalogue = Catalogue(self.name, self.world.policy)
-        self.known, self.watched, self.seen = {}, set(), {}
+        self.known, self.watched, self.seen, self.expected, self.shown = {}, set(), {}, {}, {}
         self._begun()
         self.world.log(self, "daemon starts, life", self.life)
         life = self.life
@@ -251,6 +253,11 @@ class Machine:
                 self._to_node(action, action.node)
             case act.MeetPeers():
                 self.meet(action.job, action.peers)
+            case act.Meet():
+                self.meet_at(action)
+            case act.EndMeeting():
+                self.expected.pop((action.job, action.session), None)
+                self.shown.pop((action.job, action.session), None)
             case act.Note():
                 self.world.notes += 1
             case _:
@@ -275,11 +282,34 @@ class Machine:
         """The daemons of the job's session: ranks or a coordinator named them before."""
         self.meet(job, topology.peers if self.world.keeping_is_meeting else ())
 
+    def meet_at(self, action: act.Meet) -> None:
+        """Accept whoever has the session's ticket, or show it to the daemon that does."""
+        key, rendezvous = (action.job, action.session), action.rendezvous
+        if rendezvous.peer.node != self.name:
+            self.shown[key] = rendezvous
+            self.meet(action.job, (rendezvous.peer,))
+            return
+        self.expected[key] = rendezvous.ticket
+        for link in self.world.network.links_of(self.name):
+            self.world.network.consider(link)
+
+    def accept(self, other: "Machine") -> None:
+        """The other daemon shows its tickets, if the two reach each other."""
+        for (job, session), rendezvous in other.shown.items():
+            if rendezvous.peer == self.peer and self.expected.get((job, session)) == rendezvous.ticket:
+                self.known.setdefault(job, {})[other.name] = other.arena.ident
+
     def knows(self, job: JobKey, other: "Machine") -> bool:
         """Whether this life accepts that daemon for the job."""
         return self.known.get(job, {}).get(other.name) == other.arena.ident
 
+    def _forget_tickets(self, job: JobKey) -> None:
+        for tickets in (self.expected, self.shown):
+            for key in [key for key in tickets if key[0] == job]:
+                del tickets[key]
+
     def forget(self, job: JobKey) -> None:
         """Nothing of the job is left here: its peers are told."""
         self.known.pop(job, None)
+        self._forget_tickets(job)
         self.world.network.leave(self.name, job)

@@ -96,6 +96,9 @@ class Network:
         a, b = (self._nodes.get(name) for name in link.ends)
         if a is None or b is None or a.catalogue is None or b.catalogue is None or a.frozen or b.frozen:
             return set()
+        if link.blocks == 0:
+            a.accept(b)
+            b.accept(a)
         return {job for job in a.known if a.knows(job, b) and b.knows(job, a)}
 
     def _dialled(self, link: Link) -> None:

@@ -67,6 +67,27 @@ class _Admission:
             connection.opened()
 
 
+class _NoMeetings:
+    """The machine plays the tickets."""
+
+    def tick(self, now: float, answers: object) -> None:
+        """Nothing is due."""
+
+    def next_deadline(self) -> None:
+        """Never."""
+
+    def lost(self, node: str, now: float) -> None:
+        """Nothing to do."""
+
+    def forget(self, job: JobKey) -> None:
+        """Nothing is known."""
+
+    @property
+    def shown_to(self) -> tuple[()]:
+        """To none."""
+        return ()
+
+
 class PlayedPlane(PeerPlane):
     """Of one daemon process. ``wire`` carries its packets; ``machine`` pays for them."""
 
@@ -86,6 +107,7 @@ class PlayedPlane(PeerPlane):
         self._turns, self._offers = Turns(), Offers()
         self.refused: Counter[str] = Counter()
         self._zap: Any = _Admission()
+        self.meetings: Any = _NoMeetings()
         self.peer = machine.peer
         self.unplayed: set[tuple[str, str]] = set()  # peers whose links cost what links cost, and carry nothing
         self._not_connected = 0  # of these

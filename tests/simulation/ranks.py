@@ -121,7 +121,8 @@ class Proc:
             run=self.run,
             takeover=self.session.takeover,
             cadence=self.session.cadence,
-            topology=self.session.topology,
+            rendezvous=self.session.rendezvous,
+            here=self.machine.peer,
         )
 
     def daemon_lost(self) -> None:

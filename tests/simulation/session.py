@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.protocol.messages import Cadence, LoadFrom, Milestone, Progress
-from ckptd.shared.protocol.topology import Topology
+from ckptd.shared.protocol.topology import Rendezvous
 from tests.simulation.machine import Machine
 from tests.simulation.ranks import Proc
 from tests.simulation.replicas import draw
@@ -30,7 +30,7 @@ class Session:
         self.takeover = takeover
         drawn = Cadence(steps=self.world.clock.random.choice([1, 1, 1, 30]))
         self.cadence = self.world.cadence or drawn
-        self.topology: Topology | None = None
+        self.rendezvous: Rendezvous | None = None
         own = Random(f"{self.world.seed}/{name}")  # so that plays without shares are what they were
         self.replicas = draw(own, self.world_size, shared=self.world.shared, odd=self.world.odd)
         self.relaid = own.random() < self.world.relaid  # its tensors lie otherwise on the ranks than what it loads
@@ -91,13 +91,8 @@ class Session:
             return
         machines = list(dict.fromkeys(self.homes))
         if len(machines) > 1 or self.world.scheme.losses:
-            places = {m.name: i for i, m in enumerate(machines)}
-            self.topology = Topology(
-                tuple(m.peer for m in machines),
-                tuple(places[m.name] for m in self.homes),
-                self.world.scheme,
-                self.world.set_size,
-            )
+            ticket = f"{self.job.job}/{self.name}".encode().ljust(32, b".")[:32]
+            self.rendezvous = Rendezvous(machines[0].peer, ticket, self.world.scheme, self.world.set_size)
         self._moved("connect")
         self.procs = [Proc(self, rank, machine) for rank, machine in enumerate(self.homes)]
         self._waiting = set(range(self.world_size))

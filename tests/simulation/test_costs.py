@@ -3,6 +3,7 @@
 import pytest
 
 from ckptd.core import events as ev
+from ckptd.core.placement import Placement
 from ckptd.peers.link import MAX_QUEUED
 from ckptd.shared.format.schemes import Scheme
 from tests.simulation.costs import Costs, Sizes
@@ -93,12 +94,13 @@ def test_a_link_is_given_up_when_too_much_waits():
 
 def test_sizes_are_those_of_the_codec():
     world = world_of(3)
-    sizes, topology = Sizes(), world.launchers[0].current.topology
-    fact = ev.RankAttached(job=KEY, request=7, session="s", rank=1, world_size=3, host="h", pid=1, topology=topology)
-    report = ev.Report(job=KEY, node="n001", event=fact)
-    opened = ev.SessionOpened(job=KEY, node="n000", session="s", incarnation=1, ranks=(1,), topology=topology)
-    asked = ev.Report(job=KEY, node="n001", event=ev.LoadAsked(job=KEY, rank=1))
-    announced = ev.SessionAnnounced(job=KEY, node="n001", session="s", topology=topology)
+    sizes, topology = Sizes(), world.nodes["n000"].catalogue.jobs[KEY].node.membership.topology
+    attached = ev.NodeAttached(job=KEY, session="s", peer=topology.peers[1], waiting=(ev.Arrival(1, 3),))
+    report = ev.Report(job=KEY, node="n001", event=attached)
+    place = Placement(topology).place("n001")
+    opened = ev.SessionOpened(job=KEY, node="n000", session="s", incarnation=1, ranks=(1,), place=place)
+    asked = ev.TopologyReported(job=KEY, node="n000", packed=topology.packed)
+    announced = ev.SessionAnnounced(job=KEY, node="n001", session="s", coordinator=topology.peers[0])
     for message in (report, opened, asked, announced, report):
         assert sizes.of(message) == len(ev.encode(message))
 

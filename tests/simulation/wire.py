@@ -98,7 +98,7 @@ class Wire:
             return
         key, other = connection.plane.peer.key, self._nodes.get(connection.target.node)
         there = other.plane if other is not None and other.up else None
-        blocked = self._blocked(connection.sender.name, connection.target.node)
+        blocked = self.blocked(connection.sender.name, connection.target.node)
         if there is None or blocked or there.peer.key != connection.target.key:
             self._clock.after(retry_s, self._dialled, connection, min(2 * retry_s, _RETRY_MAX_S))
             return
@@ -161,7 +161,7 @@ class Wire:
         if there is None or there.machine.plane is not there or not (connection.is_open or connection.over):
             self.dropped += 1
             return
-        if self._blocked(connection.sender.name, there.machine.name):
+        if self.blocked(connection.sender.name, there.machine.name):
             self.dropped += 1
             return
         if not connection.unread:
@@ -237,11 +237,12 @@ class Wire:
         """Every partition is over."""
         self.partitions.clear()
 
-    def _blocked(self, a: str, b: str) -> bool:
+    def blocked(self, a: str, b: str) -> bool:
+        """Whether a partition lies between the two."""
         return any(is_between(sides, a, b) for sides in self.partitions)
 
     def connected(self, a: str, b: str, job: JobKey) -> bool:
         """Whether bulk bytes can flow."""
         machine: BusyMachine | None = self._nodes.get(a)
         plane = machine.plane if machine is not None else None
-        return a == b or (plane is not None and plane.up_for(job, b) and not self._blocked(a, b))
+        return a == b or (plane is not None and plane.up_for(job, b) and not self.blocked(a, b))

@@ -9,7 +9,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, ToNode
 from ckptd.core.coordinator import invariants
 from ckptd.core.coordinator.departures import How
-from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
+from ckptd.core.coordinator.inventory_barrier import UNKNOWN, InventoryBarrier
 from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.leave import Leave, Verdict
 from ckptd.core.coordinator.locations import Routes
@@ -26,6 +26,7 @@ from ckptd.core.links import Links
 from ckptd.core.policy import Policy
 from ckptd.core.preemption import Preemption
 from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.protocol.topology import Topology
 
 _MOST_ROUNDS = 16  # a turn settles in two or three
 
@@ -65,6 +66,7 @@ class Coordinator:
         self._missing = MissingRanks(facts)
         self._missed = MissedLoads(facts)
         self._session = ""  # that was entered last
+        self._placed: Topology | None = None  # of its nodes, as they were known last
         self._began: ev.LoadOrdered | None = None  # the load that began the present incarnation, if one did
         self._awaited: SaveId | None = None  # that a load waits for, and whose drain was asked for
         self._entering = False  # saves of older incarnations are judged once all nodes have said what they have
@@ -92,31 +94,29 @@ class Coordinator:
             ev.PeerUp: self._peer_up,
             ev.PeerDown: self._peer_down,
             ev.TopologyKept: lambda event, _: self._kept(event),
+            ev.TopologyReported: self.sessions.topology_reported,
             ev.StoreRemembered: lambda event, _: self.sessions.remember(event),
         }
 
     def _reports(self) -> dict[type[ev.Fact], Callable[[str, Any, float], list[Action]]]:
         """What a node reports of itself."""
         return {
-            ev.RankFound: lambda node, event, _: self.sessions.found(node, event),
-            ev.JoinRequested: lambda _, event, now: self.sessions.join_requested(event, now),
+            ev.RanksFound: lambda node, event, _: self.sessions.found(node, event),
             ev.FormerNodeReported: self.sessions.former_node_reported,
             ev.NodeHas: self._node_has,
             ev.SlotsAwaited: lambda node, event, now: self._missing.allocates(node, event.ranks, now),
             ev.Encoded: self.parity.encoded,
             ev.SegmentFetched: self._fetched,
             ev.SegmentsGathered: self.restores.gathered,
-            ev.RankAttached: self._attached,
-            ev.RankGone: lambda _, event, now: self._left(event, now),
-            ev.RankDetached: lambda _, event, now: self._left(event, now),
+            ev.NodeAttached: self._attached,
+            **dict.fromkeys((ev.RankGone, ev.RankDetached), lambda _, event, now: self._left(event, now)),
             ev.SegmentStaged: self._staged,
             ev.SegmentReleased: self._released,
             ev.SaveSkipped: self._skipped,
             ev.DrainAsked: lambda _node, _event, now: self.saves.drain_newest(now),
             ev.PreemptAsked: lambda _, event, now: self.preemption.asked(event, self.sessions, now),
             ev.StepsRead: lambda node, event, _: self.preemption.read(node, event),
-            ev.Drained: self._voted,
-            ev.VoteWritten: self._voted,
+            **dict.fromkeys((ev.Drained, ev.VoteWritten), self._voted),
             ev.LoadsAsked: self._load_asked,
             ev.LoadsReported: lambda _, event, _now: self.restores.reported(event),
         }
@@ -144,22 +144,30 @@ class Coordinator:
         """A new session ends what its predecessor had begun."""
         before, self._session = self._session, self.sessions.session
         if self._session == before:
-            return []
+            return self._know_nodes()
         self.leave.new_session()
         self.saves.fence.begin(self.sessions.incarnation, self.sessions.run, self.sessions.session)
-        nodes = self.sessions.nodes
-        self.runs.new_session(self.sessions.incarnation, self.sessions.run, nodes)
-        self.facts.known_nodes(nodes)
-        self.facts.chunks.known_nodes(nodes)
+        self.runs.new_session(self.sessions.incarnation, self.sessions.run, self.sessions.nodes)
         self._missed.new_session()
-        self._ask_inventories()
         self._needs_room, self._entering = False, True
-        return [*self._sort_runs(), *self.restores.new_session()]
+        return [*self._know_nodes(opened=True), *self.restores.new_session()]
+
+    def _know_nodes(self, *, opened: bool = False) -> list[Action]:
+        """The session was opened, or its nodes, which this daemon did not know, are known now."""
+        if not opened and (not self._session or self.sessions.topology is self._placed):
+            return []
+        nodes, self._placed = set(self.sessions.nodes), self.sessions.topology
+        if self._placed is not None:
+            self.facts.known_nodes(nodes)
+            self.facts.chunks.known_nodes(nodes)
+        self._ask_inventories()
+        return self._sort_runs()
 
     def _ask_inventories(self, *, repeat: bool = False) -> None:
         """Every node of the session is to say what it has; again: also those that have."""
-        inside = self.sessions.topology.nodes if self.sessions.topology is not None else (self._node,)
-        self.inventory.begin(self.sessions.nodes, inside, self.sessions.session, self._now, repeat=repeat)
+        placement, nodes = self.sessions.placement, set(self.sessions.nodes)
+        inside = placement.nodes if placement is not None else {self._node, UNKNOWN}
+        self.inventory.begin(nodes | inside, inside, self.sessions.session, self._now, repeat=repeat)
 
     def _sort_runs(self) -> list[Action]:
         actions = self.runs.sort()
@@ -240,14 +248,10 @@ class Coordinator:
         take = self.sessions.take(self.sessions.session)
         return [*self.restores.asked(node, event, take, now), *(self._sort_runs() if begins else ())]
 
-    def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
+    def _attached(self, node: str, event: ev.NodeAttached, now: float) -> list[Action]:
         scan: list[Action] = [] if self._asked_scan else [self._scan()]
         self._asked_scan = True
-        agreed = self.restores.agreed
-        if event.request and agreed is not None and 0 < event.incarnation < agreed.incarnation:
-            self._missed.came_back(event.rank)
-        loaded = agreed.incarnation if agreed is not None else 0
-        actions = self.sessions.attach(node, event, now, loaded)
+        actions = self.sessions.attached(node, event, now, self._missed.came_back(event))
         self.runs.attached(event, actions)
         return [*scan, *actions]
 
@@ -265,7 +269,7 @@ class Coordinator:
         self.facts.chunks.found(node, chunks, event.since)
         actions += self.parity.found(node)
         actions += self.saves.found(node, segments, now)
-        for rank in self.sessions.lives(node, event.live):  # what they delivered before they ended counts
+        for rank in self.sessions.lives(node, event.living):  # what they delivered before they ended counts
             gone = ev.RankGone(job=self.job, rank=rank, session=self.sessions.session)
             actions += self._left(gone, now)
         return actions
@@ -301,7 +305,6 @@ class Coordinator:
     # --- links, and what was kept
 
     def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
-        self.sessions.processes.link_up(event.node)
         self.inventory.came(event.node)
         self.runs.peer_up(event.node)
         actions = [*self.parity.peer_up(event.node), *self.saves.peer_up(event.node, now)]
@@ -309,15 +312,15 @@ class Coordinator:
 
     def _peer_down(self, event: ev.PeerDown, now: float) -> list[Action]:
         self.inventory.went(event.node)
-        ranks = sorted(rank for rank, home in self.sessions.members.items() if home == event.node)
-        actions = [*self.sessions.peer_down(now), *self.restores.node_gone(event.node, ranks)]
+        ranks = sorted(self.sessions.members.at(event.node))
+        actions = [*self.sessions.peer_down(event.node, now), *self.restores.node_gone(event.node, ranks)]
         return [*actions, *self.saves.peer_down(event.node, now), *(self._all_left(now) if ranks else [])]
 
     def _kept(self, event: ev.TopologyKept) -> list[Action]:
         """What an earlier process of this daemon coordinated, if it did."""
         if event.topology.coordinator == self._node:
             self.sessions.kept(event)
-            self._former = frozenset(event.former)
+            self._former, self._placed = frozenset(event.former), self.sessions.topology
         return []
 
     def retire(self, incarnation: int) -> None:
@@ -332,7 +335,7 @@ class Coordinator:
         """Memory of the job was found at start and no rank is attached yet."""
         self.leave.adopted(now)
         self._asked_scan, self._touched, self._stale, self._now = True, True, True, now
-        self.inventory.born((self.sessions.nodes | self._former) - {self._node})
+        self.inventory.born({*self.sessions.nodes, *self._former} - {self._node})
         return [self._scan(), *self._react(now)]
 
     # --- the store
@@ -380,7 +383,7 @@ class Coordinator:
             if not event.store_id:
                 return self._no_store(event, now)
             self._blank = False
-            event = self.sessions.took_store(event)
+            event = self.sessions.store.took(event)
         self._looked_at = now
         wanted = not self.facts.ready or self.saves.fence.claim is not None
         self._rescan_at = now + self._policy.drain_retry_max_s / 4 if event.problem and wanted else None
@@ -395,7 +398,7 @@ class Coordinator:
     def _weigh_numbers(self, event: ev.StoreScanned) -> list[Action]:
         """Incarnations that lie on the store: a number made up while it was silent must not be one of them."""
         saves = [found.save for found in event.committed] + [partial.save for partial in event.partials]
-        self.sessions.saw_on_store(save.incarnation for save in saves)
+        self.sessions.store.has(save.incarnation for save in saves)
         outdated = self.restores.is_outdated(self.sessions.next_number)
         again: list[Action] = [self.sessions.take(self.sessions.session)] if outdated else []
         others = (save.incarnation for save in saves if save.run != self.sessions.run)

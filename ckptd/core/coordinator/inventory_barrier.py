@@ -9,6 +9,8 @@ from collections.abc import Container, Iterable
 
 from ckptd.core.policy import Policy
 
+UNKNOWN = ""  # stands for the nodes of a session whose topology this daemon does not know: it is silent until it does
+
 
 class InventoryBarrier:
     """One call is made at the birth of a coordinator, and whenever a session is opened."""

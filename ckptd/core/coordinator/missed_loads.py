@@ -16,13 +16,16 @@ class MissedLoads:
         self._sent: ev.LoadOrdered | None = None  # all nodes that had reported were looked at for this one
         self._asked_here = False  # a rank has asked for a load since this daemon started
 
+    def came_back(self, event: ev.NodeAttached) -> int:
+        """Ranks of a node come back, some from before the last load: their daemon ended first. Returns its number."""
+        agreed = self._facts.restore.agreed
+        loaded = agreed.incarnation if agreed is not None else 0
+        self._ranks |= {one.rank for one in event.waiting if 0 < one.incarnation < loaded}
+        return loaded
+
     def new_session(self) -> None:
         """Loads of the one before concern no process any more."""
         self._ranks, self._told = set(), set()
-
-    def came_back(self, rank: int) -> None:
-        """The rank's daemon ended before it received the end of the load that was agreed."""
-        self._ranks.add(rank)
 
     def asked(self, node: str, event: ev.LoadsAsked) -> list[Action] | None:
         """The answer to ranks whose load has ended already; None: they ask for a new one."""

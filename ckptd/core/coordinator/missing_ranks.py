@@ -184,13 +184,13 @@ class MissingRanks:
 
     def _silent(self, missing: Sequence[int]) -> list[int]:
         """Those whose nodes do not answer: their daemons may come back, and what they save with them."""
-        return [rank for rank in missing if self._home(rank) in self._sessions.unreachable]
+        return [rank for rank in missing if self._home(rank) in self._facts.links.down]
 
     def _is_unattached(self, rank: int) -> bool:
         """Whether its process lives, and has not come back to a daemon that restarted."""
         return rank not in self._sessions.members and self._process_of(rank) is not None
 
-    def _process_of(self, rank: int) -> ev.RankFound | None:
+    def _process_of(self, rank: int) -> ev.Living | None:
         return self._sessions.processes.of(rank, self._sessions.session)
 
     def _home(self, rank: int) -> str:

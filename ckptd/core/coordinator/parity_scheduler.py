@@ -73,7 +73,7 @@ class ParityScheduler:
         self.topology, self.epoch, self._placed = topology, epoch, None
         sets = redundancy_sets(topology.peers, topology.set_size) if topology is not None else []
         self._sets = {node: members for members in sets for node in members}
-        ranks = topology.by_node() if topology is not None else {}
+        ranks = topology.by_node if topology is not None else {}
         self._ranks = {members: tuple(ranks[member] for member in members) for members in sets}
 
     def found(self, node: str) -> list[Action]:

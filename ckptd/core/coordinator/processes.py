@@ -1,5 +1,7 @@
 """Processes of ranks that live, as their nodes report them. Pure."""
 
+from collections.abc import Iterable
+
 from ckptd.core import events as ev
 from ckptd.core.links import Links
 
@@ -11,44 +13,54 @@ class Processes:
 
     def __init__(self, links: Links) -> None:
         self.unreachable = links.down
-        self._found: dict[Key, tuple[str, ev.RankFound]] = {}  # with the node of each
-        self._doubted: set[Key] = set()  # reported before the node's link came up again, and not since
+        self._living: dict[str, dict[int, tuple[str, ev.Living]]] = {}  # session -> rank -> node, process
+        self._at: dict[str, set[Key]] = {}  # by node
 
-    def found(self, node: str, event: ev.RankFound) -> None:
-        """A live process of some session."""
-        self._found[event.rank, event.session] = (node, event)
-        self._doubted.discard((event.rank, event.session))
+    def report(self, node: str, living: Iterable[ev.Living]) -> set[Key]:
+        """All processes that live at the node, in place of those that it reported before. Returns what has ended."""
+        now = {(one.rank, one.session): one for one in living}
+        ended = self._at.get(node, set()) - now.keys()
+        for rank, session in ended:
+            self._remove(rank, session, node)
+        for (rank, session), one in now.items():
+            before = self._living.setdefault(session, {}).get(rank)
+            if before is not None and before[0] != node:
+                self._at[before[0]].discard((rank, session))
+            self._living[session][rank] = (node, one)
+        self._at[node] = set(now)
+        return ended
 
     def ended(self, rank: int, session: str) -> int:
         """The process ended. Returns its number, 0 if no node reported it."""
-        _, found = self._found.pop((rank, session), ("", None))
-        return found.pid if found is not None else 0
+        node, found = self._living.get(session, {}).get(rank, ("", None))
+        if found is None:
+            return 0
+        self._remove(rank, session, node)
+        self._at[node].discard((rank, session))
+        return found.pid
 
-    def link_up(self, node: str) -> None:
-        """Its reports may be out of date. It reports again which ranks live there; until then they count as alive."""
-        self._doubted |= {key for key, (where, _) in self._found.items() if where == node}
+    def _remove(self, rank: int, session: str, node: str) -> None:
+        of_session = self._living.get(session, {})
+        if rank in of_session and of_session[rank][0] == node:
+            del of_session[rank]
+            if not of_session:
+                del self._living[session]
 
-    def confirm(self, node: str) -> None:
-        """It has reported all its processes: those that it did not report since its link came up have ended."""
-        for key in [key for key in self._doubted if key in self._found and self._found[key][0] == node]:
-            del self._found[key]
-            self._doubted.discard(key)
-
-    def of(self, rank: int, session: str) -> ev.RankFound | None:
+    def of(self, rank: int, session: str) -> ev.Living | None:
         """The living process of the rank."""
-        return self._found.get((rank, session), ("", None))[1]
+        return self._living.get(session, {}).get(rank, ("", None))[1]
 
-    def others(self, session: str) -> list[ev.RankFound]:
+    def others(self, session: str) -> list[ev.Living]:
         """Those of other sessions whose nodes answer."""
-        return [
-            found for key, (node, found) in self._found.items() if key[1] != session and node not in self.unreachable
-        ]
+        others = [ranks for name, ranks in self._living.items() if name != session]
+        return [found for ranks in others for node, found in ranks.values() if node not in self.unreachable]
 
     def near(self, session: str | None = None) -> bool:
         """Whether any of the session, or of all sessions, lives at a node that answers."""
-        return any(session in (None, key[1]) and node not in self.unreachable for key, (node, _) in self._found.items())
+        wanted = [ranks for name, ranks in self._living.items() if session in (None, name)]
+        return any(node not in self.unreachable for ranks in wanted for node, _ in ranks.values())
 
     @property
     def sessions(self) -> set[str]:
         """Those of which a process lives, whether its node answers or not."""
-        return {session for _, session in self._found}
+        return set(self._living)

@@ -48,11 +48,15 @@ class Runs:
         self.strangers.released(node, gone.save, gone.rank)
         return self.lineage.released(node, gone.save, gone.rank)
 
-    def attached(self, event: ev.RankAttached, answers: Iterable[Action]) -> None:
-        """A rank that came with a number brings its run, if it was let in."""
-        welcome = any(isinstance(a, ToNode) and isinstance(a.message, ev.SessionOpened) for a in answers)
-        if event.incarnation and welcome:
-            self.lineage.begins(event.incarnation, event.run)
+    def attached(self, event: ev.NodeAttached, answers: Iterable[Action]) -> None:
+        """Ranks that came with a number bring their run, if they were let in."""
+        if not any(isinstance(a, ToNode) and isinstance(a.message, ev.SessionOpened) for a in answers):
+            return
+        came = {(one.incarnation, one.run) for one in event.waiting}
+        came |= {(event.incarnation, event.run)} if event.members else set()
+        for incarnation, run in sorted(came):
+            if incarnation:
+                self.lineage.begins(incarnation, run)
 
     def new_session(self, incarnation: int, run: RunId, nodes: Container[str]) -> None:
         """It runs on these nodes, or visits them: what lies elsewhere disputes nothing until it is seen again."""

@@ -171,7 +171,7 @@ class Saves(Drains):
 
     def saw_another_store(self) -> bool:
         """Whether the store that was seen is none of this session's. Then nothing is drained before another look."""
-        wrong = self._facts.ready and not self._facts.session.takes(self.fence.store_id)
+        wrong = self._facts.ready and not self._facts.session.store.takes(self.fence.store_id)
         self._facts.ready = self._facts.ready and not wrong
         return wrong
 

@@ -1,14 +1,14 @@
 """A session that waits to join: its ranks, for whom they wait, and what to type. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptd.core import events as ev
-from ckptd.core.coordinator.protection_view import few_names
+from ckptd.core.coordinator.former_nodes import FormerNodes
+from ckptd.core.placement import Placement, Roster
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.protocol.messages import Cadence
-from ckptd.shared.protocol.topology import Topology
 
 RUNNING_S = 3.0  # the ranks of a job that is started again at once take a moment to end
 SILENT_S = 5.0  # and those of a normal one come within seconds of each other
@@ -20,22 +20,35 @@ class Waiting:
     """Ranks of a session that waits to join."""
 
     since: float
-    cadence: Cadence
+    former: FormerNodes
+    cadence: Cadence = field(default_factory=Cadence)
     takeover: bool = False
-    ranks: dict[int, tuple[str, int]] = field(default_factory=dict)  # rank -> (node, world size)
-    topology: Topology | None = None
-    nodes: set[str] = field(default_factory=set)  # of the ranks that stand there
-    outside: set[str] = field(default_factory=set)  # nodes that the job used before and this session does not
+    roster: Roster = field(default_factory=Roster)
+    placement: Placement | None = None  # once every rank has a node
+    whole_since: float = 0.0
     notified: bool = False  # it knows for whom it waits
-    late: bool = False  # it was waited for them long enough
-    former_node_reported: set[str] = field(default_factory=set)  # those that have reported their living ranks
+    late: bool = False  # former nodes had their time
     store_id: str = ""  # the store that the ranks ask for; empty: none in particular
 
+    @property
+    def ranks(self) -> Mapping[int, str]:
+        """Where each rank waits."""
+        return self.roster.ranks
+
+    def add(self, event: ev.NodeAttached) -> None:
+        """What the ranks of a node ask for."""
+        self.takeover |= event.takeover
+        self.store_id = self.store_id or event.store_id
+        self.cadence = event.cadence
+
     def heard(self, now: float, patience_s: float) -> bool:
-        """Whether every node has reported its living ranks; those that the session does not use get little time."""
-        if self.topology is not None and len(self.nodes) < len(self.topology.peers):
-            return False
-        return self.outside <= self.former_node_reported or now - self.since >= patience_s
+        """Whether all nodes have reported their living ranks; those that the session does not use get little time."""
+        return self.placement is not None and (self.former.complete or now - self.whole_since >= patience_s)
+
+    def late_at(self, patience_s: float) -> float | None:
+        """When former nodes have had their time, while that is to come."""
+        waits = self.placement is not None and not self.late and not self.former.complete
+        return self.whole_since + patience_s if waits else None
 
 
 class Reason(NamedTuple):
@@ -45,7 +58,7 @@ class Reason(NamedTuple):
     hint: str
 
 
-def still_running(job: str, others: Sequence[ev.RankFound]) -> Reason:
+def still_running(job: str, others: Sequence[ev.Living]) -> Reason:
     """Ranks of another session live."""
     shown = [f"rank {found.rank} (pid {found.pid} on {found.host})" for found in others[:_MAX_SHOWN]]
     more = [f"... ({len(others)} in all)"] if len(others) > _MAX_SHOWN else []
@@ -53,13 +66,12 @@ def still_running(job: str, others: Sequence[ev.RankFound]) -> Reason:
     return Reason(f"job {job!r} is still running: {', '.join([*shown, *more])}", hint)
 
 
-def unheard(here: str, topology: Topology | None, heard: Collection[str]) -> Reason:
-    """No rank of some nodes has come to the daemon of this one."""
-    silent = sorted(set(topology.nodes) - set(heard)) if topology is not None else []
-    ranks = [rank for node in silent for rank in topology.ranks_of(node)] if topology is not None else []
-    whose = f" ({named_ranks(ranks)})" if ranks else ""
-    hint = "can the daemons reach each other? ckptd status on both; peer_address, peer_port, firewalls"
-    return Reason(f"no rank of node {few_names(silent)}{whose} has come to the daemon of {here}", hint)
+def unheard(here: str, roster: Roster) -> Reason:
+    """Some ranks have not connected, or their nodes' daemons do not reach the one of this node."""
+    missing = roster.missing
+    verb = "has" if len(missing) == 1 else "have"
+    hint = "do they run? can the daemons reach each other? ckptd status on both; peer_address, peer_port, firewalls"
+    return Reason(f"{named_ranks(missing)} {verb} not come to the daemon of {here}", hint)
 
 
 def late_at(since: float, *, running: bool) -> float:
@@ -67,7 +79,7 @@ def late_at(since: float, *, running: bool) -> float:
     return since + (RUNNING_S if running else SILENT_S)
 
 
-def speaker(ranks: Mapping[int, tuple[str, int]]) -> tuple[int, str]:
+def speaker(ranks: Mapping[int, str]) -> tuple[int, str]:
     """The one rank of a session that is notified, and its node: the lowest that waits there."""
     rank = min(ranks)
-    return rank, ranks[rank][0]
+    return rank, ranks[rank]

@@ -1,14 +1,15 @@
 """The coordinator of a job, its nodes, and where its sessions wait for admission: one node's view. Pure."""
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, KeepTopology, MeetPeers, ToNode
+from ckptd.core.actions import Action, MeetPeers, ToNode
 from ckptd.core.links import Links
+from ckptd.core.node.known_topologies import KnownTopologies
 from ckptd.core.node.ranks import LocalRanks
+from ckptd.core.node.reports import Reports
 from ckptd.core.node.standing import Standing
-from ckptd.core.redundancy_sets import set_of
 from ckptd.shared.base.ids import JobKey, SetName
 from ckptd.shared.format.set_places import set_folder
-from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.shared.protocol.topology import Place, Topology
 
 
 class Membership:
@@ -21,26 +22,70 @@ class Membership:
         self._ranks = ranks
         self.session = ""  # the one that was opened last
         self.coordinator = node  # whose orders count
-        self.topology: Topology | None = None  # of the session; None: this node alone
+        self.topologies = KnownTopologies(job, node, links)
+        self.reports = Reports(job, node, ranks, standing)
         self.epoch = 0  # the incarnation in which this topology began
-        self.since = 0  # the epoch in which the job first came to this arena
         self.former: tuple[str, ...] = ()  # nodes of the sessions before, as far back as something is not safe since
         self._informed: set[str] = set()  # nodes that know the live ranks here
         self._pending_sessions: dict[str, str] = {}  # pending sessions on other nodes -> candidate
+        self._announced: dict[str, ev.AnnounceOrdered] = {}  # sessions that wait to join, for nodes that trust this one
         self._links = links
+
+    @property
+    def topology(self) -> Topology | None:
+        """Of the session; None while this node does not have it."""
+        return self.topologies.present
+
+    @property
+    def place(self) -> Place | None:
+        """Of this node in it, which is known before it is."""
+        return self.topologies.place
 
     def attached(self, event: ev.RankAttached) -> list[Action]:
         """A rank waits to join."""
-        meet = self._meet(event.topology.peers) if event.topology is not None else []
-        announcements = [self._announce(event, peer.node) for peer in self._outside(event)]
-        return [*meet, *announcements, *self._request_join(event)]
+        meet = self.reports.meet(event)
+        return [*meet, *self._report_session(event.session)]
+
+    def _report_session(self, session: str) -> list[Action]:
+        """At once on this node; to others soon, together with other ranks that come."""
+        candidate = self.reports.candidate(session)
+        if candidate != self._node:
+            self.reports.due.add(session)
+            return []
+        return self._attached_to(candidate, session)
+
+    def _attached_to(self, node: str, session: str) -> list[Action]:
+        """What the node must know of a session's ranks here."""
+        self.reports.due.discard(session)
+        self._informed.add(node)
+        digest, former = self.topologies.digest_for(session), self._former(session)
+        report = self.reports.attached(session, digest=digest, former=former)
+        return [self.report(report, node)] if report is not None else []
+
+    def _former(self, session: str) -> ev.Former:
+        """Where the job ran before that session."""
+        if session == self.session or not self.topologies.digest:
+            return ev.Former()
+        names = self.topology.nodes if self.topology is not None else ()
+        down = self._links.down
+        silent = [name for name in names if name in down] if down else []
+        return ev.Former(self.topologies.digest, tuple(silent[: ev.MAX_SILENT]))
+
+    def found(self, _: ev.RankFound) -> list[Action]:
+        """A process lives here. Its coordinator learns it at once on this node, from others soon."""
+        others = {self.coordinator, *self._candidates} - {self._node}
+        self.reports.changed_for |= others
+        if self._node not in (self.coordinator, *self._candidates):
+            return []
+        self._informed.add(self._node)
+        return [self.report(self.reports.found(), self._node)]
 
     def is_of(self, event: ev.RankAttached) -> bool:
         """Whether the rank is of the session that was opened last, as far as is known: it may have missed a load.
 
         Ranks of others are refused here: the coordinator of their session may not know that it is over.
         """
-        return event.session == self.session if self.session else event.topology == self.topology
+        return event.session == (self.session or self.topologies.session or event.session)
 
     def opened(self, order: ev.SessionOpened, settled: int) -> list[Action] | None:
         """Another session, perhaps on other nodes, is the job now; None when it is the one that was.
@@ -48,49 +93,84 @@ class Membership:
         settled: the newest incarnation that has a checkpoint as safe as it was to become.
         """
         same = order.session == self.session and order.node == self.coordinator
-        if same and (order.topology is None or order.epoch == self.epoch):
+        if same and order.epoch == self.epoch and self.topologies.has(order.place):
             return None
-        if order.session != self.session and self.topology is not None:
+        if order.session != self.session and self.topologies.digest:
             before = self.former if settled < self.epoch else ()
-            self.former = tuple(sorted({*before, *self.topology.nodes}))
-        self.session, self.coordinator = order.session, order.node
-        self.topology, self.epoch = order.topology, order.epoch
+            self.former = tuple(sorted({*before, *self.topologies.nodes}))
+        self.session, self.coordinator, self.epoch = order.session, order.node, order.epoch
         self._pending_sessions.pop(order.session, None)
-        meet = self._meet(order.outside)
-        if order.topology is None:
-            return meet
-        self.since = self.since or order.epoch
-        keep = KeepTopology(
-            job=self._job,
-            topology=order.topology,
-            epoch=order.epoch,
-            since=self.since,
-            outside=order.outside,
-            former=self.former,
+        self._announced.pop(order.session, None)
+        return self.topologies.opened(order, self.former)
+
+    def topology_reported(self, event: ev.TopologyReported) -> list[Action]:
+        """A node has sent a topology."""
+        return self.topologies.reported(event, self.former)
+
+    def topology_asked(self, event: ev.TopologyAsked) -> list[Action]:
+        """A node asks for one."""
+        return self.topologies.asked_by(event)
+
+    def announce_ordered(self, order: ev.AnnounceOrdered) -> list[Action]:
+        """Nodes of this node's last topology are to know of a session that does not use them."""
+        self._announced[order.session] = order
+        return [action for node in order.nodes for action in self._announce(order, node)]
+
+    def _announce(self, order: ev.AnnounceOrdered, node: str) -> list[Action]:
+        announced = ev.SessionAnnounced(
+            job=self._job, node=self._node, session=order.session, coordinator=order.coordinator
         )
-        return [*meet, keep]
+        return [ToNode(job=self._job, node=node, message=announced)]
+
+    def session_announced(self, order: ev.SessionAnnounced) -> list[Action]:
+        """A session that does not use this node has come: reports the live ranks here to its candidate coordinator."""
+        candidate = order.coordinator.node
+        if candidate == self._node or self.reports.waits(order.session):
+            return []
+        self._pending_sessions[order.session] = candidate
+        meet = MeetPeers(job=self._job, peers=(order.coordinator,))
+        return [meet, *self._report_former(order.session, candidate)]
+
+    def _report_former(self, session: str, candidate: str) -> list[Action]:
+        known = self._standing
+        self._informed.add(candidate)
+        former = ev.FormerNodeReported(
+            job=self._job,
+            session=session,
+            living=self._ranks.living,
+            incarnation=known.incarnation,
+            store_id=known.store_id,
+        )
+        return [self.report(former, candidate)]
 
     def peer_up(self, event: ev.PeerUp) -> list[Action]:
         """Earlier messages to it may be lost."""
         node = event.node
         actions: list[Action] = []
-        if node in self._informed and node != self.coordinator:
-            actions += [self.report(found, node) for found in self._ranks.live.values()]
-        for local in self._ranks.waiting.values():
-            if _coordinator_of(local.attached, self._node) == node:
-                actions += self._request_join(local.attached)
-            if any(peer.node == node for peer in self._outside(local.attached)):
-                actions.append(self._announce(local.attached, node))
+        if node != self.coordinator:
+            sessions = [session for session in self.reports.sessions if self.reports.candidate(session) == node]
+            actions += [action for session in sessions for action in self._attached_to(node, session)]
+            if node in self._informed and not sessions:
+                actions.append(self.report(self.reports.found(), node))
+        for order in self._announced.values():
+            actions += self._announce(order, node) if node in order.nodes else []
         for session, candidate in self._pending_sessions.items():
             actions += self._report_former(session, candidate) if candidate == node else []
-        return actions
+        return [*actions, *self.topologies.peer_up(node)]
+
+    def resync(self) -> list[Action]:
+        """What its coordinator must know of the ranks here, reported before or not."""
+        self._informed.add(self.coordinator)
+        its, candidate = self.coordinator, self.reports.candidate
+        sessions = [one for one in self.reports.sessions if one == self.session or candidate(one) == its]
+        return [action for session in sessions for action in self._attached_to(self.coordinator, session)]
 
     @property
     def succeeds(self) -> bool:
         """Whether this node is the first that answers, after the coordinator."""
         nodes = self.topology.nodes if self.topology is not None else ()
-        answering = [node for node in nodes if node == self._node or node not in self._links.down | {self.coordinator}]
-        return bool(answering) and answering[0] == self._node
+        down = self._links.down | {self.coordinator}
+        return next((node for node in nodes if node == self._node or node not in down), "") == self._node
 
     @property
     def down(self) -> set[str]:
@@ -100,14 +180,18 @@ class Membership:
     @property
     def nodes(self) -> tuple[str, ...]:
         """Where the session runs."""
-        return self.topology.nodes if self.topology is not None else (self._node,)
+        return self.topologies.nodes or (self._node,)
+
+    @property
+    def since(self) -> int:
+        """The epoch in which the job first came to this arena."""
+        return self.topologies.since
 
     @property
     def folder(self) -> SetName:
         """The directory of this node's redundancy set in a checkpoint that is drained now."""
-        topology = self.topology
-        nodes = (self._node,) if topology is None else set_of(topology.peers, topology.set_size, self._node)
-        return set_folder(self.epoch, nodes)
+        members = self.place.members if self.place is not None else ()
+        return set_folder(self.epoch, tuple(peer.node for peer in members) or (self._node,))
 
     def has(self) -> ev.NodeHas:
         """What this node knows of which rank is where; what lies here is to be added."""
@@ -116,7 +200,7 @@ class Membership:
             incarnation=self._standing.incarnation,
             former=self.former,
             session=self.session,
-            live=tuple(self._ranks.live),
+            living=self._ranks.living,
             epoch=self.epoch,
             since=self.since,
         )
@@ -125,19 +209,14 @@ class Membership:
         """The report to a coordinator elsewhere when all memory here is given up by hand."""
         return [self.report(self.has(), self.coordinator)] if self.coordinator != self._node else []
 
-    def told(self, node: str) -> None:
-        """It knows the live ranks here, so it must receive the end of each."""
-        self._informed.add(node)
+    def peer_down(self, event: ev.PeerDown) -> list[Action]:
+        """It is not waited for."""
+        return self.topologies.peer_down(event.node)
 
     def report(self, event: ev.Fact, to: str | None = None) -> Action:
         """To the coordinator, or to one that may come to be it."""
         report = ev.Report(job=self._job, node=self._node, event=event)
         return ToNode(job=self._job, node=to, message=report)
-
-    def report_to_all(self, event: ev.Fact) -> list[Action]:
-        """To the coordinator, and to those that may come to be it."""
-        self._informed |= {self.coordinator, *self._candidates}
-        return [self.report(event, node) for node in dict.fromkeys((self.coordinator, *self._candidates))]
 
     def report_gone(self, event: ev.Fact) -> list[Action]:
         """To all that know the rank: a coordinator that misses it would wait for the rank for ever."""
@@ -146,67 +225,28 @@ class Membership:
 
     @property
     def _candidates(self) -> list[str]:
-        return [
-            *(_coordinator_of(local.attached, self._node) for local in self._ranks.waiting.values()),
-            *self._pending_sessions.values(),
-        ]
-
-    def _request_join(self, event: ev.RankAttached) -> list[Action]:
-        """Reports the rank that waits to join, and the living ranks here, to nodes that may come to coordinate."""
-        candidate = _coordinator_of(event, self._node)
-        self._informed.add(candidate)
-        outside, known, store_id = self._outside(event), self._standing.incarnation, self._standing.store_id
-        request = ev.JoinRequested(
-            job=self._job, session=event.session, outside=outside, incarnation=known, store_id=store_id
-        )
-        notify = outside or ((known or store_id) and not event.incarnation)
-        return [
-            *(self.report(found, candidate) for found in self._ranks.live.values()),
-            *([self.report(request, candidate)] if notify else []),
-            self.report(event, candidate),
-        ]
-
-    def _outside(self, event: ev.RankAttached) -> tuple[Peer, ...]:
-        """Nodes that the job ran on before and the rank's session does not use."""
-        if event.session == self.session or self.topology is None:
-            return ()
-        inside = {peer.node for peer in event.topology.peers} if event.topology else set()
-        gone = inside | self._links.down | {self._node}
-        return tuple(peer for peer in self.topology.peers if peer.node not in gone)
-
-    def _announce(self, event: ev.RankAttached, node: str) -> Action:
-        topology = event.topology or Topology((Peer(self._node, "alone", "", "-" * 40),), (0,))
-        session_announced = ev.SessionAnnounced(
-            job=self._job, node=self._node, session=event.session, topology=topology
-        )
-        return ToNode(job=self._job, node=node, message=session_announced)
-
-    def session_announced(self, order: ev.SessionAnnounced) -> list[Action]:
-        """A session that does not use this node has come: reports the live ranks here to its candidate coordinator."""
-        candidate = order.topology.coordinator
-        self._pending_sessions[order.session] = candidate
-        return [*self._meet(order.topology.peers), *self._report_former(order.session, candidate)]
-
-    def _report_former(self, session: str, candidate: str) -> list[Action]:
-        known = self._standing
-        former = ev.FormerNodeReported(
-            job=self._job, session=session, incarnation=known.incarnation, store_id=known.store_id
-        )
-        self._informed.add(candidate)
-        facts: list[ev.Fact] = [*self._ranks.live.values(), former]
-        return [self.report(fact, candidate) for fact in facts]
+        waiting = (self.reports.candidate(session) for session in self.reports.sessions)
+        return [*waiting, *self._pending_sessions.values()]
 
     def kept(self, event: ev.TopologyKept) -> list[Action]:
         """What an earlier process of this daemon knew."""
-        self.topology, self.epoch, self.since = event.topology, event.epoch, event.since
-        self.coordinator, self.former = event.topology.coordinator, event.former
-        return self._meet((*event.topology.peers, *event.outside))
+        self.epoch, self.former = event.epoch, event.former
+        self.coordinator = event.topology.coordinator
+        return self.topologies.kept(event)
 
-    def _meet(self, peers: tuple[Peer, ...]) -> list[Action]:
-        others = tuple(peer for peer in peers if peer.node != self._node)
-        return [MeetPeers(job=self._job, peers=others)] if others else []
+    def end_meetings(self) -> list[Action]:
+        """Tickets of sessions that are neither the job nor wait to join are good for nothing."""
+        return self.reports.end_meetings(self.session)
 
+    def next_deadline(self) -> float | None:
+        """When ranks that have come are reported."""
+        return self.reports.next_deadline()
 
-def _coordinator_of(event: ev.RankAttached, node: str) -> str:
-    """The node whose daemon coordinates the session that the rank belongs to."""
-    return event.topology.coordinator if event.topology is not None else node
+    def tick(self, now: float) -> list[Action]:
+        """Reports the ranks that have come since, one message for all of a session."""
+        due = self.reports.take_due(now)
+        actions = [action for session in due for action in self._attached_to(self.reports.candidate(session), session)]
+        informed = {self.reports.candidate(session) for session in due}
+        others = sorted(self.reports.take_changed() - informed)
+        self._informed |= set(others)
+        return [*actions, *(self.report(self.reports.found(), node) for node in others)]

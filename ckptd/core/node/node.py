@@ -63,7 +63,7 @@ class JobNode:
         self.notice = Notice(job)
         self._world_size = 0  # of the session that is in
         self.foreign = ForeignMemory(job, policy, self.slots, self.slot_retention, self.protection)
-        self._waiting = (self.fetching, self.gathering, self.readers, self.loads.reports)
+        self._waiting = (self.membership, self.fetching, self.gathering, self.readers, self.loads.reports)
         self.events, self.orders = self._events(), self._orders()
 
     @property
@@ -100,7 +100,7 @@ class JobNode:
             self.slots, self.ranks, self.drain, self.protection, self.membership
         )  # fmt: skip
         return {
-            ev.RankFound: (ranks.found, membership.report_to_all),
+            ev.RankFound: (ranks.found, membership.found),
             ev.RankAttached: (self._attached,),
             ev.RankGone: (self._left, self._emptied),
             ev.RankDetached: (self._detached, self._left),
@@ -121,16 +121,19 @@ class JobNode:
             ev.ParityDrained: (drain.copied, self.collect),
             ev.CommitEnded: (self.succession.finished,),
             ev.StoreRemembered: (self.standing.remembered,),
-            ev.TopologyKept: (self.standing.kept, membership.kept, protection.moved),
+            ev.TopologyKept: (self.standing.kept, membership.kept, self._placed),
             ev.ChunkAdopted: (protection.adopt,),
             ev.Encoded: (protection.encoded, drain.encoded),
             ev.StepsRead: (lambda event: [membership.report(self.notice.heard(event))],),
             ev.SegmentFetched: (self._fetched, self.collect),
             **self._of_nodes(),
             ev.SessionOpened: (self._opened,),
-            ev.SessionRefused: (ranks.refused,),
+            ev.SessionRefused: (ranks.refused, lambda _: membership.end_meetings()),
             ev.SessionWaits: (ranks.session_waits,),
             ev.SessionAnnounced: (membership.session_announced,),
+            ev.AnnounceOrdered: (membership.announce_ordered,),
+            ev.TopologyAsked: (membership.topology_asked,),
+            ev.TopologyReported: (membership.topology_reported,),
             ev.CommitFinished: (self.succession.durable,),
         }
 
@@ -194,6 +197,7 @@ class JobNode:
         actions = self.standing.opened(order)
         actions += self.ranks.replace(order.session)
         actions += self._moved(order)
+        place = self.membership.place
         for rank in order.ranks:
             local = self.ranks.waiting.pop((rank, order.session), None)
             if local is None:
@@ -207,12 +211,14 @@ class JobNode:
                 store_id=order.store_id,
                 client_started=self._client_started,
                 scheme=self.protection.scheme,
+                ranks=list(place.ranks) if place is not None else [],
+                nodes=place.nodes if place is not None else 0,
                 known=list(order.known),
                 warnings=list(order.warnings),
             )
             self._world_size = local.attached.world_size
             actions += [self.ranks.to(local, welcome), *self.slots.trim(local.attached.world_size)]
-        return actions
+        return [*actions, *self.membership.end_meetings()]
 
     def _moved(self, order: ev.SessionOpened) -> list[Action]:
         """Another session, perhaps on other nodes: its coordinator learns what lies here."""
@@ -222,7 +228,10 @@ class JobNode:
             return []
         if self.coordinator != before:
             self.drain.orphaned()
-        return [*self.protection.moved(order), *kept, *self._resync()]
+        return [*self._placed(), *kept, *self._resync()]
+
+    def _placed(self, _: object = None) -> list[Action]:
+        return self.protection.moved(self.membership.place, self.membership.epoch)
 
     def _resync(self) -> list[Action]:
         """Everything that the coordinator must know of this node, sent before or not."""
@@ -233,11 +242,9 @@ class JobNode:
             chunks=chunks_of(self.protection),
             resumed=self.slot_retention.resumed_in(self.incarnation),
         )
-        again = self.ranks.again(self.incarnation, self.standing.run, self.standing.sessions_store)
-        awaited = self.ranks.slots_awaited(repeat=True)
-        facts: list[ev.Fact] = [*self.ranks.live.values(), has, *awaited, *again, *self.loads.reports.repeat()]
-        self.membership.told(self.coordinator)
-        return [self.membership.report(fact) for fact in facts]
+        report = self.membership.report
+        reports = [report(has), *(report(fact) for fact in self.ranks.slots_awaited(repeat=True))]
+        return [*reports, *self.membership.resync(), *(report(fact) for fact in self.loads.reports.repeat())]
 
     def _peer_up(self, event: ev.PeerUp) -> list[Action]:
         """Earlier messages to it may be lost."""
@@ -256,7 +263,7 @@ class JobNode:
     def _left(self, event: ev.RankGone | ev.RankDetached) -> list[Action]:
         self.ranks.live.pop((event.rank, event.session), None)
         reports = self.membership.report_gone(event)
-        return [*self.ranks.drop(event.rank, event.session), *reports]
+        return [*self.ranks.drop(event.rank, event.session), *reports, *self.membership.end_meetings()]
 
     def _detached(self, event: ev.RankDetached) -> list[Action]:
         done = ToRank(job=self.job, rank=event.rank, session=event.session, message=Done(reply_to=event.request))
@@ -332,8 +339,8 @@ class JobNode:
             actions += self._free(slot)
         if self._world_size and self.slot_retention.settled == self.incarnation:
             actions += self.slots.trim(self._world_size)
-            topology = self.membership.topology
-            actions += self.slots.trim_moved(topology.ranks_of(self.node)) if topology is not None else []
+            place = self.membership.place
+            actions += self.slots.trim_moved(place.ranks) if place is not None else []
         if self._left_behind:
             actions += self.slots.trim()
             actions += self._emptied(None)
@@ -342,8 +349,8 @@ class JobNode:
     @property
     def _left_behind(self) -> bool:
         """Whether the job has moved to other nodes: what lies here is kept as far as it is promised, and no longer."""
-        topology = self.membership.topology
-        inside = topology is None or self.node in topology.nodes
+        place = self.membership.place
+        inside = place is None or bool(place.ranks)
         return not inside and self.coordinator != self.node and not self._peopled
 
     @property

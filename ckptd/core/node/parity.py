@@ -10,11 +10,11 @@ from ckptd.core.actions import Action, DropChunk, Encode, StopEncode, ToNode
 from ckptd.core.links import Links
 from ckptd.core.node.membership import Membership
 from ckptd.core.node.slots import SlotTable
-from ckptd.core.redundancy_sets import set_of
 from ckptd.shared.base.ids import JobKey, Run, SaveId
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import End
 from ckptd.shared.protocol.parity_types import DataColumn, ParityChunk
+from ckptd.shared.protocol.topology import Place
 
 Key = tuple[SaveId, int]  # save, epoch
 _MAX_OFFERED = 4  # saves whose offers are kept before they are ordered here
@@ -61,12 +61,11 @@ class Protection:
         """Whether a chunk of the save is sealed here, of any epoch."""
         return any(key[0] == save for key in self.chunks)
 
-    def moved(self, event: ev.SessionOpened | ev.TopologyKept) -> list[Action]:
+    def moved(self, place: Place | None, epoch: int) -> list[Action]:
         """The job runs on these nodes now; what is sealed stays until a newer checkpoint is protected."""
-        topology, epoch = event.topology, event.epoch
-        if topology is None:
+        if place is None:
             return []
-        members = set_of(topology.peers, topology.set_size, self._node)
+        members = tuple(peer.node for peer in place.members) or (self._node,)
         if (members, epoch) == (self.members, self.epoch):
             return []  # a restarted daemon receives what it kept: later offers of members stay
         actions = self._stop()
@@ -76,8 +75,8 @@ class Protection:
             for key, offers in self._offers.items()
             if key[1] >= epoch
         }
-        self.scheme = topology.scheme.among(len(self.members))
-        self._protects = topology.scheme.among(len(topology.peers)) is not Scheme.NONE
+        self.scheme = place.scheme.among(len(self.members))
+        self._protects = place.scheme.among(place.nodes) is not Scheme.NONE
         self.epoch = epoch
         return actions
 
@@ -249,11 +248,11 @@ class OwnDataColumn:
 
     def offer(self, _: object = None) -> list[Action]:
         """This node's column for its set, once every segment of the save has its digests."""
-        save, topology = self._protection.waits, self._membership.topology
-        if save is None or topology is None:
+        save, place = self._protection.waits, self._membership.place
+        if save is None or place is None:
             return []
         seals = {slot.rank: slot.seal for slot in self._slots.holding(save)}
-        ranks = topology.ranks_of(self._node)
+        ranks = place.ranks
         missing = [rank for rank in ranks if rank not in seals]
         if missing:
             return [self.failed(f"the segment of rank {missing[0]} does not lie at {self._node}")]

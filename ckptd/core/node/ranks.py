@@ -10,7 +10,7 @@ from ckptd.core.actions import Action, ToRank
 from ckptd.core.node.slot_retention import SlotRetention
 from ckptd.core.node.slots import SlotTable
 from ckptd.shared.base.errors import joined
-from ckptd.shared.base.ids import JobKey, RunId, SaveId
+from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.protocol.messages import Done, End, Milestone, Notice, Progress, Refused, Reply
 
@@ -63,6 +63,11 @@ class LocalRanks:
         self.live: dict[tuple[int, str], ev.RankFound] = {}
         self._awaited = ev.SlotsAwaited(job=job)  # as it was reported last
 
+    @property
+    def living(self) -> tuple[ev.Living, ...]:
+        """All processes that live here."""
+        return tuple(ev.Living(one.rank, one.session, one.pid, one.host) for one in self.live.values())
+
     def of(self, session: str) -> tuple[int, ...]:
         """Ranks of the session that live here."""
         return tuple(rank for rank, live in sorted(self.live) if live == session)
@@ -96,19 +101,6 @@ class LocalRanks:
         """A rank waits to join."""
         self.waiting[event.rank, event.session] = LocalRank(event)
 
-    def again(self, incarnation: int, run: RunId, store_id: str) -> list[ev.RankAttached]:
-        """Those that are in, as they would come back to another daemon. store_id: empty is not known here."""
-        return [
-            replace(
-                local.attached,
-                incarnation=incarnation,
-                run=run,
-                store_id=store_id or local.attached.store_id,
-                request=0,
-            )
-            for local in self.admitted.values()
-        ]
-
     def saves_late(self, event: ev.SegmentStaged) -> ev.SegmentStaged:
         """Notes what verifies a rank's late copies. Returns the reports to other nodes."""
         self.admitted[event.rank].late = event.late
@@ -135,9 +127,9 @@ class LocalRanks:
         return self._slots.rank_left(local.rank, writer_gone=False) if others else []
 
     def refused(self, order: ev.SessionRefused) -> list[Action]:
-        """These ranks may not come in."""
+        """These ranks may not come in; all that wait of the session, where the order names none."""
         actions: list[Action] = []
-        for rank in order.ranks:
+        for rank in order.ranks or sorted(rank for rank, session in self.waiting if session == order.session):
             admitted = self.admitted.get(rank)
             if order.code == "stale" and admitted is not None and admitted.session == order.session:
                 actions += self._put_out(admitted)  # its node slept while another incarnation of the job began

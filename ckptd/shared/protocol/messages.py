@@ -30,7 +30,7 @@ from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.publication import Draft, Publication
 from ckptd.shared.protocol.read_tree import MAX_READERS, ExchangeAddress
 from ckptd.shared.protocol.status import CheckpointStatus, Status
-from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.shared.protocol.topology import Peer, Rendezvous
 from ckptd.shared.protocol.versions import Release, refuse_foreign, tags
 
 VERSION = 7
@@ -107,11 +107,11 @@ class Attach(_Request, frozen=True, kw_only=True):
     store_id: StoreChoice = ""
     takeover: bool = False
     cadence: Cadence = Cadence()
-    topology: Topology | None = None  # what the ranks gathered; None: all ranks are on this node
+    rendezvous: Rendezvous | None = None  # where the ranks' daemons meet; None: all ranks are on this node
 
 
 class AskNode(_Request, frozen=True, kw_only=True):
-    """How other daemons reach this one, for the ranks to gather; needs no attachment."""
+    """How other daemons reach this one; needs no attachment."""
 
 
 class AskSlots(_Request, frozen=True, kw_only=True):
@@ -273,6 +273,8 @@ class Attached(_Reply, frozen=True, kw_only=True):
     store_id: str = ""  # of the store that the job is saved to; empty: it has not answered yet
     client_started: bool = False  # nobody but a client starts this daemon again
     scheme: Scheme = Scheme.NONE  # in force for the set of this node; none: no save becomes protected by parity
+    ranks: list[int] = []  # of the session, on this node
+    nodes: int = 0  # of the session; 0: not known yet
     known: list["Progress"] = []
     warnings: list[str] = []
 

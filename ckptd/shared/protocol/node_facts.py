@@ -30,9 +30,10 @@ from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.messages import Cadence, LateText, Seq, SlotName, Tier
 from ckptd.shared.protocol.parity_types import Member
 from ckptd.shared.protocol.rank_sets import RankSet
-from ckptd.shared.protocol.topology import MAX_NODES, Peer, Topology
+from ckptd.shared.protocol.topology import MAX_NODES, Peer, SetSize, TopologyDigest
 
 MAX_TEXT_CHARS = 1 << 16
+MAX_SILENT = 64  # nodes that a report names
 MAX_VOID = 16  # sessions that are over, and of which a number may still come late
 
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
@@ -63,33 +64,62 @@ class NodeMessage(Event, frozen=True, kw_only=True):
     node: NodeName  # the sender
 
 
-class RankFound(Event, frozen=True, kw_only=True, tag="rank-found"):
-    """A live process holds the lock of a rank file of this job."""
+class Living(msgspec.Struct, frozen=True, array_like=True):
+    """A live process that holds the lock of a rank file of the job."""
 
     rank: Rank
     session: Session
     pid: Pid
-    host: Host
+    host: Host  # as the rank sees it
 
 
-class RankAttached(Event, frozen=True, kw_only=True, tag="rank-attached"):
-    """A rank asks to belong to the job. ``incarnation`` 0 is a connect, else it comes back to a restarted daemon.
+class Arrival(msgspec.Struct, frozen=True, array_like=True):
+    """A rank that waits to be let in. ``incarnation`` 0 is a connect, else it comes back to a restarted daemon."""
 
-    ``store_id``: the store that it asks for, or, when it comes back, is saved to; empty: none in particular.
-    """
-
-    request: Seq
-    session: Session
     rank: Rank
     world_size: WorldSize
-    host: Host
-    pid: Pid
     incarnation: Incarnation = 0
     run: RunId = NO_RUN  # drawn with that incarnation
-    store_id: StoreChoice = ""
+
+
+class Former(msgspec.Struct, frozen=True, array_like=True):
+    """Where the job ran before, as far as a node knows: a topology, and which of its nodes do not answer there."""
+
+    digest: TopologyDigest = b""  # empty: of none
+    silent: Annotated[tuple[NodeName, ...], msgspec.Meta(max_length=MAX_SILENT)] = ()  # the first of them
+
+
+class NodeAttached(Event, frozen=True, kw_only=True, tag="node-attached"):
+    """Which ranks of a session are at the node, in place of what it reported of that session before.
+
+    One message for all of them: when one comes, and whenever the link to the coordinator comes up.
+    """
+
+    session: Session
+    peer: Peer  # the node's daemon
+    waiting: Annotated[tuple[Arrival, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    members: Ranks = ()  # let in before, under this incarnation
+    incarnation: Incarnation = 0
+    run: RunId = NO_RUN
+    world_size: WorldSize = 1  # as the members have it
+    store_id: StoreChoice = ""  # the store that the ranks ask for, or, when they come back, are saved to
     takeover: bool = False
     cadence: Cadence = Cadence()
-    topology: Topology | None = None  # None: this node alone
+    alone: bool = False  # all ranks are on this node, the ones that have not come too
+    scheme: Scheme = Scheme.NONE
+    set_size: SetSize = 8
+    asked: bool = False  # as in Rendezvous
+    living: Annotated[tuple[Living, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()  # all at the node, of any session
+    digest: TopologyDigest = b""  # of the session's topology, if the node has it
+    former: Former = Former()  # of the session before
+    known: Incarnation = 0  # the largest that the node knows: the next one is above it, whatever the store says
+    saved_to: AnyStore = ""  # the store to which the job was saved last, as the node knows
+
+
+class RanksFound(Event, frozen=True, kw_only=True, tag="ranks-found"):
+    """All processes of the job that live at the node, in place of those that it reported before."""
+
+    living: Annotated[tuple[Living, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
 
 
 class RankGone(Event, frozen=True, kw_only=True, tag="rank-gone"):
@@ -307,33 +337,24 @@ class NodeHas(Event, frozen=True, kw_only=True, tag="node-has"):
     chunks: Annotated[tuple[HeldChunk, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
     former: Nodes = ()
     session: AnySession = ""  # the one that was opened here last
-    # Rank and session of each process.
-    live: Annotated[tuple[tuple[Rank, Session], ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    living: Annotated[tuple[Living, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
     resumed: SaveId | None = None  # what a load agreed on, in that incarnation
     epoch: Incarnation = 0
     since: Incarnation = 0  # the epoch in which the job first came to this arena: older parity was never here
-
-
-class JoinRequested(Event, frozen=True, kw_only=True, tag="join-requested"):
-    """A session waits to join here. Before, the job ran on these nodes too, which its ranks no longer use."""
-
-    session: Session
-    outside: Peers = ()
-    incarnation: Incarnation = 0  # the largest that the node knows: the next one is above it, whatever the store says
-    store_id: AnyStore = ""  # to which the job was saved last, as the node knows
 
 
 class FormerNodeReported(Event, frozen=True, kw_only=True, tag="former-node-reported"):
     """A node that the session does not use reports its living ranks. ``incarnation``: the largest it knows of."""
 
     session: Session
+    living: Annotated[tuple[Living, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
     incarnation: Incarnation = 0
     store_id: AnyStore = ""  # to which the job was saved last, as the node knows
 
 
 # All that a peer can say of itself: a Report of anything else is refused.
 Fact = (
-    RankFound | RankAttached | RankGone | RankDetached | SegmentStaged | SaveSkipped | DrainAsked | PreemptAsked
+    NodeAttached | RanksFound | RankGone | RankDetached | SegmentStaged | SaveSkipped | DrainAsked | PreemptAsked
     | StepsRead | SlotsAwaited | LoadsAsked | LoadsReported | SegmentReleased | SegmentFetched | SegmentsGathered
-    | Encoded | Drained | VoteWritten | NodeHas | JoinRequested | FormerNodeReported
+    | Encoded | Drained | VoteWritten | NodeHas | FormerNodeReported
 )  # fmt: skip

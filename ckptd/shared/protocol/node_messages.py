@@ -12,13 +12,14 @@ from ckptd.shared.base.decoding import MALFORMED, decoded
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import Incarnation, Rank, SaveId, Session
 from ckptd.shared.format.slot import Seal
+from ckptd.shared.protocol.columns import Packed
 from ckptd.shared.protocol.node_facts import *  # noqa: F403 - one face of all messages
 from ckptd.shared.protocol.node_facts import Fact, NodeMessage
 from ckptd.shared.protocol.node_orders import *  # noqa: F403
 from ckptd.shared.protocol.node_orders import Order
 from ckptd.shared.protocol.parity_types import DataColumn, ParityChunk
 from ckptd.shared.protocol.read_tree import ExchangeAddress
-from ckptd.shared.protocol.topology import Topology
+from ckptd.shared.protocol.topology import Peer, TopologyDigest
 from ckptd.shared.protocol.versions import refuse_unknown, tag_in_map, tags
 
 MAX_MESSAGE_NBYTES = (8 << 20) - 64
@@ -41,10 +42,22 @@ class CommitFinished(NodeMessage, frozen=True, kw_only=True, tag="commit-finishe
 
 
 class SessionAnnounced(NodeMessage, frozen=True, kw_only=True, tag="session-announced"):
-    """To a node that a new session does not use: these daemons are the job's now; report the living ranks there."""
+    """To a node that a new session does not use: this daemon coordinates it; report the living ranks there to it."""
 
     session: Session
-    topology: Topology
+    coordinator: Peer
+
+
+class TopologyAsked(NodeMessage, frozen=True, kw_only=True, tag="topology-asked"):
+    """The topology of this digest. Answered when the receiver has it: once, or not at all."""
+
+    digest: TopologyDigest
+
+
+class TopologyReported(NodeMessage, frozen=True, kw_only=True, tag="topology-reported"):
+    """The receiver compares it with the digest that its coordinator named: it may come from any node."""
+
+    packed: Packed
 
 
 class ColumnOffered(NodeMessage, frozen=True, kw_only=True, tag="column-offered"):
@@ -103,6 +116,8 @@ Message = (
     | Order
     | CommitFinished
     | SessionAnnounced
+    | TopologyAsked
+    | TopologyReported
     | ColumnOffered
     | SealAsked
     | SealTold

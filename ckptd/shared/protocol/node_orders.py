@@ -26,7 +26,7 @@ from ckptd.shared.protocol.node_facts import (
     Attempt,
     Code,
     NodeMessage,
-    Peers,
+    Nodes,
     Ranks,
     Text,
     Texts,
@@ -34,13 +34,13 @@ from ckptd.shared.protocol.node_facts import (
 from ckptd.shared.protocol.parity_types import Member
 from ckptd.shared.protocol.rank_sets import RankSet
 from ckptd.shared.protocol.tier_runs import Tiers
-from ckptd.shared.protocol.topology import Topology
+from ckptd.shared.protocol.topology import Peer, Place, TopologyDigest
 
 
 class SessionOpened(NodeMessage, frozen=True, kw_only=True, tag="session-opened"):
     """The session is the job now, under this incarnation; ``ranks`` wait for this at the receiver.
 
-    The sender coordinates from now on. ``epoch``: when this topology began.
+    The sender coordinates from now on. ``epoch``: when this topology began. A node that lacks the topology asks for it.
     """
 
     session: Session
@@ -50,16 +50,16 @@ class SessionOpened(NodeMessage, frozen=True, kw_only=True, tag="session-opened"
     ranks: Ranks
     known: Annotated[tuple[Progress, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
     warnings: Texts = ()
-    topology: Topology | None = None
+    place: Place | None = None  # None: the receiver has the topology, or it is not known yet
     epoch: Incarnation = 0
-    outside: Peers = ()  # nodes that the job ran on before, and that may hold something of it
+    outside: TopologyDigest = b""  # of nodes that the job ran on before, and that may hold something of it
 
 
 class SessionRefused(NodeMessage, frozen=True, kw_only=True, tag="session-refused"):
     """These ranks may not join."""
 
     session: Session
-    ranks: Ranks
+    ranks: Ranks  # empty: none of the session
     code: Code
     message: Text
     hint: Text = ""
@@ -72,6 +72,14 @@ class SessionWaits(NodeMessage, frozen=True, kw_only=True, tag="session-waits"):
     rank: Rank
     message: Text
     hint: Text = ""
+
+
+class AnnounceOrdered(NodeMessage, frozen=True, kw_only=True, tag="announce-ordered"):
+    """To nodes of the job's last topology: tell these nodes of it, which trust them, that a session waits to join."""
+
+    session: Session
+    coordinator: Peer  # of the session that waits
+    nodes: Nodes
 
 
 class SaveStaged(NodeMessage, frozen=True, kw_only=True, tag="save-staged"):
@@ -216,7 +224,7 @@ class JobReleased(NodeMessage, frozen=True, kw_only=True, tag="job-released"):
 
 
 Order = (
-    SessionOpened | SessionRefused | SessionWaits | SaveStaged | SaveWaits | EncodeOrdered | SaveProtected
-    | SavesObsolete | SaveEnded | DrainOrdered | DrainDropped | PreemptOrdered | FetchOrdered | LoadOrdered
-    | GatherOrdered | LoadRefused | ForeignRuns | JobReleased
+    SessionOpened | SessionRefused | SessionWaits | AnnounceOrdered | SaveStaged | SaveWaits | EncodeOrdered
+    | SaveProtected | SavesObsolete | SaveEnded | DrainOrdered | DrainDropped | PreemptOrdered | FetchOrdered
+    | LoadOrdered | GatherOrdered | LoadRefused | ForeignRuns | JobReleased
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""The connection to this node's daemon: settings, topology, channel, link."""
+"""The connection to this node's daemon: settings, rendezvous, channel, link."""

@@ -12,6 +12,7 @@ import msgspec
 from ckptd.shared.base.errors import BudgetError, CkptdError, ConnectError, StaleIncarnationError, WaitTimeoutError
 from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId
 from ckptd.shared.format import arena_paths
+from ckptd.shared.protocol.endpoints import host_of
 from ckptd.shared.protocol.messages import (
     AskNode,
     AskSlots,
@@ -27,13 +28,13 @@ from ckptd.shared.protocol.messages import (
     SlotsComing,
     SlotsRefused,
 )
-from ckptd.shared.protocol.topology import Topology
+from ckptd.shared.protocol.topology import Rendezvous
 from ckptd_client._daemon.channel import Channel, ChannelLostError, PreemptedError, Push, channel_listens
 from ckptd_client._daemon.options import Settings
 from ckptd_client._daemon.outbox import Outbox
 from ckptd_client._daemon.reach import log_started, reach, retry_while_daemons_end, starts_of
+from ckptd_client._daemon.rendezvous import agree, announce_failure, check_alike, record_of, why_unprotected
 from ckptd_client._daemon.siblings import Claim, cause_of
-from ckptd_client._daemon.topology import announce_failure, check_alike, gather, record_of, why_unprotected
 from ckptd_client._local.rank import Group
 from ckptd_client._local.save_record import HandleBook
 from ckptd_client._local.slots import RankFile, Slots
@@ -59,7 +60,10 @@ class Link:
         self.incarnation = 0
         self.run: RunId = NO_RUN  # chosen with the incarnation
         self._store_id = settings.store_id  # requested; later the store's own id, so that no other store is used
-        self.topology: Topology | None = None  # agreed at connect; each daemon gets it
+        self.rendezvous: Rendezvous | None = None  # agreed at connect; each daemon gets it
+        self.endpoint = ""  # of this node's daemon, for others
+        self.ranks_here: tuple[int, ...] = (group.rank,)  # of the job, on this node
+        self.nodes = 1  # of the job
         self.balance = bool(settings.balance)  # whether replicas save slices of replicated tensors
         self.sampling = Sampling(settings.verify, settings.cadence)
         self.book = HandleBook()
@@ -108,7 +112,7 @@ class Link:
             record = record_of(info, settings.arena, settings.redundancy, settings.set_size, alike)
             began = time.monotonic()
             self.waits_for = "for all its ranks to find their daemons"
-            self.topology = gather(self.group, record)
+            self.rendezvous, self.endpoint = agree(self.group, record, info), info.peer.endpoint
             self.waits_for = f"for the store {self.job.store} to answer, or for old ranks of it to end"
             deadline += time.monotonic() - began  # the wait for late ranks does not count
             return retry_while_daemons_end(lambda: self._enter(deadline), deadline)
@@ -217,6 +221,11 @@ class Link:
             self._retry_at, self._unwanted = before, bool
 
     @property
+    def host(self) -> str:
+        """The host at which other nodes reach this one."""
+        return host_of(self.endpoint)
+
+    @property
     def log_path(self) -> str:
         """The log of a daemon that clients start."""
         return os.path.join(self.settings.arena, arena_paths.LOG)
@@ -251,7 +260,7 @@ class Link:
                 store_id=self._store_id,
                 takeover=self.settings.takeover,
                 cadence=self.settings.cadence,
-                topology=self.topology,
+                rendezvous=self.rendezvous,
             ),
             deadline,
         )
@@ -259,7 +268,9 @@ class Link:
         self.incarnation, self.run = answer.incarnation, answer.run
         self._store_id = answer.store_id or self._store_id
         self.attachments += 1
-        why = why_unprotected(self.topology, self.group.rank) if self.topology is not None else ""
+        if answer.nodes:  # a coordinator that has just restarted may not know it
+            self.ranks_here, self.nodes = tuple(answer.ranks), answer.nodes
+        why = why_unprotected(self.rendezvous, self.nodes, answer.node) if self.rendezvous is not None else ""
         self.book.outlook.scheme, self.book.outlook.why_none = answer.scheme, why
         held = [*self.outbox.held, *self.unsealed, *([self.staging] if self.staging is not None else [])]
         self.book.orphan([news.save for news in answer.known], held)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -17,6 +18,7 @@ from ckptd.shared.base.errors import ConnectError, UsageError
 from ckptd_client._local.meeting import meet_at_files
 from ckptd_client._local.meeting_mpi import meet_by_messages
 from ckptd_client._local.meeting_store import Store, meet_at_store
+from ckptd_client._local.settlement import Settle, StoreSettlement, settle_alone, settle_by_mpi, settle_by_torch
 
 _MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
 _PATIENCE_S = 60.0
@@ -34,8 +36,15 @@ class Group:
     session: str
     exchange: Callable[[bytes], list[bytes]] | None = field(default=None, compare=False, repr=False)
     """Gives every rank's bytes, by rank. Collective. None: ranks have no messages, and all run on this node."""
+    settle: Settle = field(default=settle_alone, compare=False, repr=False)
+    """One outcome for all ranks, of a few bytes. Collective."""
     meet: Callable[[Callable[[int], bool]], None] | None = field(default=None, compare=False, repr=False)
     """Blocks until the files of all ranks exist. None: the ranks have met. Raises ConnectError."""
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether ranks may run on other nodes, and can agree with each other."""
+        return self.settle is not settle_alone
 
 
 def find_group(patience_s: float = _PATIENCE_S) -> Group:
@@ -77,9 +86,10 @@ def _from_torch(patience_s: float) -> Group:
     if world_size == 1:
         return Group(rank, world_size, _new_session(), _exchange_by_torch)
     if store is None:  # the backend is MPI
-        return Group(rank, world_size, _broadcast(), _exchange_by_torch)
-    session = _met(distributed_c10d.PrefixStore("ckptd/connect", store), rank, world_size, patience_s)
-    return Group(rank, world_size, session, _exchange_by_torch)
+        return Group(rank, world_size, _broadcast(), _exchange_by_torch, settle_by_torch(dist, torch))
+    ours = distributed_c10d.PrefixStore("ckptd/connect", store)
+    session = _met(ours, rank, world_size, patience_s)
+    return Group(rank, world_size, session, _exchange_by_torch, StoreSettlement(ours, session, rank, world_size))
 
 
 def _met(store: Store, rank: int, world_size: int, patience_s: float) -> str:
@@ -119,8 +129,10 @@ def _from_mpi(patience_s: float) -> Group:
         text = f"this process was started by mpiexec, but mpi4py cannot be imported: {error}"
         raise UsageError(text, hint="pip install 'ckptd[mpi]'") from None
     world = MPI.COMM_WORLD
-    session = meet_by_messages(MPI, world, patience_s) if world.Get_size() > 1 else _new_session()
-    return Group(world.Get_rank(), world.Get_size(), session, world.allgather)
+    if world.Get_size() == 1:
+        return Group(0, 1, _new_session(), world.allgather)
+    session = meet_by_messages(MPI, world, patience_s)
+    return Group(world.Get_rank(), world.Get_size(), session, world.allgather, settle_by_mpi(MPI, world))
 
 
 def _from_launcher(world_size: int, patience_s: float) -> Group:
@@ -140,7 +152,9 @@ def _from_launcher(world_size: int, patience_s: float) -> Group:
     port, restarts = os.environ.get("MASTER_PORT", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     run_instance = f"{run[:64]}:{port}:{restarts}"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # else the launcher has chosen the run id
-        return Group(rank, world_size, _met(_launchers_store(run_instance, patience_s), rank, world_size, patience_s))
+        store = _launchers_store(run_instance, patience_s)
+        session = _met(store, rank, world_size, patience_s)
+        return Group(rank, world_size, session, settle=StoreSettlement(store, session, rank, world_size))
 
     def meet(exists: Callable[[int], bool]) -> None:
         meet_at_files(exists, world_size, patience_s)

@@ -106,6 +106,7 @@ def test_a_daemon_that_does_not_answer_is_named_and_costs_less_than_a_second(eig
 def test_without_its_coordinator_a_node_reports_what_it_knows(eight):
     ranks = eight.ranks(NAMES, "headless", sizes=[64 << 10])
     ranks.connect()
+    wait_for(lambda: [len(s.nodes) for s in [whole(eight.nodes["c"], "headless")] if not s.silent] == [len(NAMES)])
     with stopped(eight.nodes["a"]):
         found = whole(eight.nodes["c"], "headless")
     assert (found.coordinator, found.silent) == ("a", ["a"])

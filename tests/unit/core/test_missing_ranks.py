@@ -5,6 +5,7 @@ from ckptd.daemon import status
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.protocol.messages import Notice, Progress
+from ckptd.shared.protocol.topology import Peer, Topology
 from tests.runs import RUN
 from tests.unit.core.a_job import CAPACITY, KEY, AJob
 
@@ -101,8 +102,8 @@ def test_ranks_that_never_connected_are_named_as_such():
 def test_ranks_of_a_node_that_does_not_answer_are_not_blamed():
     job = AJob(world=2).start()
     job.stage(0, ONE)
-    job.sessions.members[1] = "far"
-    job.sessions.unreachable.add("far")
+    job.sessions.members.add(1, "far")
+    job.sessions.links.down.add("far")
     job.tick(6)
     assert not idle(job), "its daemon may come back: who waits for a slot goes on waiting"
     assert notices(job) == ["waits for rank 1: node far does not answer: ckptd status there"]
@@ -111,7 +112,7 @@ def test_ranks_of_a_node_that_does_not_answer_are_not_blamed():
 def test_ranks_of_another_node_may_have_lost_their_daemon_before_it_is_known():
     job = AJob(world=2).start()
     job.stage(0, ONE)
-    job.sessions.members[1] = "far"
+    job.sessions.members.add(1, "far")
     for seconds in (6, 5):
         job.tick(seconds)
         assert not idle(job)
@@ -189,8 +190,10 @@ def test_a_save_that_was_found_in_memory_waits_for_no_rank_of_today():
 
 
 def restarted(*, world: int = 2, back: tuple[int, ...] = (0,)) -> AJob:
-    """A daemon that found rank 0's part of a save, and every rank's process; these have called it since."""
+    """A daemon that found rank 0's part of a save, and the ranks' processes; these have called it since."""
     job = AJob(world=world)
+    topology = Topology((Peer("node", "arena", "", "k" * 40),), (0,) * world)
+    job.say(ev.TopologyKept(job=KEY, session="a", topology=topology, epoch=1, since=1))
     name = "r00000-000001.slot"
     job.say(ev.SlotAdopted(job=KEY, rank=0, slot=name, capacity=4096, world_size=world, save=ONE, nbytes=10))
     for rank in range(world):

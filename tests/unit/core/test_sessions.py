@@ -6,10 +6,12 @@ import pytest
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.core.coordinator.departures import How
 from ckptd.core.coordinator.sessions import Sessions
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import MAX_INCARNATION, SaveId, incarnation_at
 from ckptd.shared.protocol.messages import Attached, Cadence, Done, LoadFrom, Notice, Refused, SlotGranted, SlotsComing
+from ckptd.shared.protocol.topology import Peer
 from tests.runs import OTHER_RUN, RUN
 from tests.unit.core.a_job import KEY, AJob
 
@@ -216,6 +218,11 @@ def test_an_older_incarnation_cannot_come_back():
     assert isinstance(job.answer(job.attach(0, incarnation=3)), Refused)
 
 
+def attached(node, *waiting, session="s", **words):
+    peer = Peer(node, f"{node}-arena", f"tcp://{node}:1", "k" * 40)
+    return ev.NodeAttached(job=KEY, session=session, peer=peer, waiting=waiting, **words)
+
+
 # --- memory of jobs that nobody belongs to
 
 
@@ -223,10 +230,8 @@ def test_an_older_incarnation_cannot_come_back():
 def test_a_rank_with_an_older_number_comes_back_only_if_a_load_of_its_own_session_replaced_it(loaded, answer):
     sessions = Sessions(KEY, "a", Policy())
     sessions.session, sessions.incarnation, sessions.world_size = "s", 3, 1
-    back = ev.RankAttached(
-        job=KEY, request=1, session="s", rank=0, world_size=1, incarnation=1, host="a", pid=1, topology=None
-    )
-    (order,) = sessions.attach("a", back, 0.0, loaded)
+    back = attached("a", ev.Arrival(0, 1, 1))
+    order = sessions.attached("a", back, 0.0, loaded)[-1]
     assert isinstance(order.message, answer)
 
 
@@ -390,23 +395,21 @@ def test_a_slot_that_looked_free_to_a_new_daemon_may_have_been_sealed_since():
 
 def test_processes_of_a_node_that_does_not_answer_keep_no_memory():
     sessions = Sessions(KEY, "a", Policy())
-    sessions.found("b", ev.RankFound(job=KEY, rank=1, session="s", pid=7, host="b"))
+    sessions.found("b", ev.RanksFound(job=KEY, living=(ev.Living(1, "s", 7, "b"),)))
     assert sessions.wanted
     sessions.links.went("b")
     assert not sessions.wanted
     sessions.links.came("b")
-    sessions.processes.link_up("b")
     assert sessions.wanted
 
 
 def test_a_number_that_comes_when_none_who_answers_waits_for_admission_opens_nothing():
     """The store was slow, the ranks ended, and of a lost node nobody said so: another session may be the job by now."""
     sessions = Sessions(KEY, "a", Policy())
-    event = ev.RankAttached(
-        job=KEY, rank=1, session="s", request=1, world_size=2, host="b", pid=7, incarnation=0, takeover=False,
-        cadence=Cadence(),
-    )  # fmt: skip
-    assert [type(action) for action in sessions.attach("b", event, 0.0)] == [act.TakeIncarnation]
+    assert sessions.attached("b", attached("b", ev.Arrival(1, 2)), 0.0) == []
+    (take,) = sessions.attached("a", attached("a", ev.Arrival(0, 2)), 0.0)
+    assert isinstance(take, act.TakeIncarnation)
+    sessions.gone(0, "s", 0.5, How.ENDED)
     sessions.links.went("b")
     assert sessions.opened(ev.IncarnationTaken(job=KEY, session="a", run=RUN, number=14), 2.0) == []
     assert (sessions.session, sessions.incarnation) == ("", 0)

@@ -43,7 +43,7 @@ def sound(chance, kind, job, incarnation):
     peer = ["n1", "arena", "tcp://127.0.0.1:1", "k" * 40, "rack"]
     words = {
         "Attach": attach_words([job.store, job.job], 0, 1, "s") | {
-            "incarnation": incarnation, "takeover": False, "cadence": [1, 0.0], "topology": [[peer], [0], "xor", 8],
+            "incarnation": incarnation, "takeover": False, "cadence": [1, 0.0], "rendezvous": [peer, b"", "xor", 8],
         },
         "AskSlots": {"capacity": 1 << 20},
         "HandOver": {"slot": "r00000-000001.slot", "save": save, "drain": True},

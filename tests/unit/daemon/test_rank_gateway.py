@@ -16,7 +16,6 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format import arena_paths, rank_file
 from ckptd.shared.format.slot import SlotState
 from ckptd.shared.protocol import messages as m
-from ckptd.shared.protocol.topology import Peer, Topology
 from tests.cluster import Node, wait_for
 from tests.runs import RUN
 from tests.slots import write_slot
@@ -244,30 +243,6 @@ def test_a_rank_without_its_lock_is_refused(node, stranger, job):
     with refused_more(node):
         reply = stranger.ask(m.Attach, **attach_words(job))
     assert "does not hold the lock" in reply.message
-
-
-def here(node, *others):
-    """Peers of a topology: this node first."""
-    key = "k" * 40
-    return tuple(Peer(name, "arena", "tcp://127.0.0.1:1", key) for name in (node.status().node, *others))
-
-
-@pytest.mark.parametrize(
-    ("others", "homes", "says"),
-    [
-        (("n2",), (0,), "one node for each rank"),
-        (("n2",), (0,) * 3, "one node for each rank"),
-        (("n2",), (1, 0), "says it runs on node n2"),
-        ((), (0,), "does not hold the lock"),  # whole: the next check's turn
-    ],
-)
-def test_a_topology_that_is_not_whole_is_refused(node, stranger, others, homes, says):
-    words = attach_words(JobKey(node.store, "topology"), world=2 if others else 1) | {
-        "topology": Topology(here(node, *others), homes)
-    }
-    with refused_more(node):
-        reply = stranger.ask(m.Attach, **words)
-    assert (reply.code, says in reply.message) == ("protocol", True)
 
 
 def test_requests_without_attachment_are_refused(node, stranger):

@@ -18,7 +18,7 @@ import pytest
 from ckptd.arena.ask import Daemon
 from ckptd.peers.keys import make_keys, write_keys
 from ckptd.shared.base.ids import JobKey
-from ckptd.shared.protocol.topology import Topology
+from ckptd.shared.protocol.topology import Rendezvous
 from tests.cluster import ROOT, Node, wait_for
 from tests.unit.daemon.test_rank_gateway import Rank
 from tests.unit.peers.test_daemon import ask_node
@@ -180,12 +180,11 @@ def fixture_pair(tmp_path):
 
 def a_job_on(nodes, store):
     """A rank on each, in one job; closed by the caller."""
-    peers = tuple(ask_node(node).peer for node in nodes)
-    topology = Topology(peers, tuple(range(len(nodes))))
+    rendezvous = Rendezvous(ask_node(nodes[0]).peer, os.urandom(32))
     job = JobKey(str(store), "job")
     with ThreadPoolExecutor(len(nodes)) as pool:
         words = [(node, job, rank, len(nodes)) for rank, node in enumerate(nodes)]
-        return list(pool.map(lambda word: Rank(*word, topology=topology), words))
+        return list(pool.map(lambda word: Rank(*word, rendezvous=rendezvous), words))
 
 
 def test_a_daemon_and_its_peer_of_another_version(pair, tmp_path):

@@ -30,7 +30,7 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format import arena_paths, rank_file
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import messages as m
-from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 from tests.cluster import Node, wait_for
 from tests.nodes import EPOCH, KEY, SAVE, start_set
 from tests.runs import RUN
@@ -107,7 +107,7 @@ def test_the_topology_of_a_job_that_left_nothing_goes(node):
     peer = ask_node(node).peer
     node.kill()
     job = JobKey(str(node.store), "job")
-    keep_topology(node.arena, Kept(job, Topology((peer,), (0,)), 1, 1))
+    keep_topology(node.arena, Kept(job, "s", Topology((peer,), (0,)), 1, 1))
     assert kept_topologies(node.arena)
     node.start(CKPTD_NODE="n1")
     wait_for(lambda: not kept_topologies(node.arena))
@@ -147,7 +147,9 @@ def test_a_topology_that_cannot_be_kept_is_reported():
         with open(os.path.join(directory, "lock"), "w"):
             job = JobKey("/store", "job")
         effects.perform(
-            act.KeepTopology(job=job, topology=Topology((Peer("n1", "a", "", "k" * 40),), (0,)), epoch=1, since=1)
+            act.KeepTopology(
+                job=job, session="s", topology=Topology((Peer("n1", "a", "", "k" * 40),), (0,)), epoch=1, since=1
+            )
         )
         deadline = time.monotonic() + 5
         while not told and time.monotonic() < deadline:
@@ -173,14 +175,14 @@ def test_a_topology_is_kept_in_its_turn_and_goes_with_the_job(tmp_path):
         let_go = threading.Event()
         cleaning.run(let_go.wait, lambda _: None)
         for action in (
-            act.KeepTopology(job=job, topology=one, epoch=1, since=1),
+            act.KeepTopology(job=job, session="s", topology=one, epoch=1, since=1),
             act.ForgetJob(job=job),
-            act.KeepTopology(job=job, topology=two, epoch=1, since=1),
+            act.KeepTopology(job=job, session="s", topology=two, epoch=1, since=1),
         ):
             effects.perform(action)
         assert kept_topologies(directory) == []
         let_go.set()
-        wait_for(lambda: kept_topologies(directory) == [Kept(job, two, 1, 1)])
+        wait_for(lambda: kept_topologies(directory) == [Kept(job, "s", two, 1, 1)])
         effects.perform(act.ForgetJob(job=job))
         wait_for(lambda: os.listdir(os.path.join(directory, arena_paths.JOBS)) == [])
     finally:
@@ -235,17 +237,16 @@ def test_the_identity_stays_while_a_job_has_anything_here():
 
 
 @pytest.mark.parametrize("word", ["arena", "key"])
-def test_a_topology_that_names_another_daemon_of_this_node_is_refused(node, word):
+def test_a_rendezvous_at_another_daemon_of_this_node_is_refused(node, word):
     node.start(CKPTD_NODE="n1")
     peer = ask_node(node).peer
-    other = Peer("n2", "arena", "tcp://127.0.0.1:1", "k" * 40)
     wrong = msgspec.structs.replace(peer, **{word: {"arena": "another", "key": "x" * 40}[word]})
     job = JobKey(str(node.store), "job")
     fd = hold(node, job)
     with asking(node) as socket:
         attach = m.Attach(
             seq=1, version=m.VERSION, job=job, session="s", rank=0, world_size=2, host="h", pid=os.getpid(),
-            topology=Topology((wrong, other), (0, 1)),
+            rendezvous=Rendezvous(wrong, bytes(range(32))),
         )  # fmt: skip
         socket.send(m.encode(attach))
         reply = m.decode_reply(socket.recv())
@@ -259,11 +260,10 @@ def test_a_daemon_at_an_ipv6_address_serves_bytes(node):
     peer = ask_node(node).peer
     job = JobKey(str(node.store), "job")
     fd = hold(node, job)
-    other = Peer("n2", "arena", "tcp://[::1]:1", "k" * 40)
     with asking(node) as socket:
         attach = m.Attach(
             seq=1, version=m.VERSION, job=job, session="s", rank=0, world_size=2, host="h", pid=os.getpid(),
-            topology=Topology((peer, other), (0, 1)),
+            rendezvous=Rendezvous(peer, bytes(range(32))),
         )  # fmt: skip
         socket.send(m.encode(attach))
         assert not socket.poll(1000)  # it waits for the other

@@ -151,18 +151,18 @@ def test_topologies_are_kept_with_the_job(tmp_path):
     topology, other = Topology((PEER,), (0, 0)), Topology((PEER,), (0,))
     elsewhere = JobKey("/elsewhere", "job")
     assert kept_topologies(str(tmp_path)) == []
-    keep_topology(str(tmp_path), Kept(JOB, other, 1, 1))
-    keep_topology(str(tmp_path), Kept(JOB, topology, 2, 1))
-    keep_topology(str(tmp_path), Kept(elsewhere, other, 3, 1))
+    keep_topology(str(tmp_path), Kept(JOB, "s", other, 1, 1))
+    keep_topology(str(tmp_path), Kept(JOB, "s", topology, 2, 1))
+    keep_topology(str(tmp_path), Kept(elsewhere, "s", other, 3, 1))
     found = {kept.job: kept for kept in kept_topologies(str(tmp_path))}
-    assert found == {JOB: Kept(JOB, topology, 2, 1), elsewhere: Kept(elsewhere, other, 3, 1)}
+    assert found == {JOB: Kept(JOB, "s", topology, 2, 1), elsewhere: Kept(elsewhere, "s", other, 3, 1)}
     directory = tmp_path / arena_paths.job_dir(JOB)
     assert os.listdir(directory) == [arena_paths.TOPOLOGY]
     assert stat.S_IMODE((directory / arena_paths.TOPOLOGY).stat().st_mode) == 0o600
 
 
 def test_what_is_no_topology_of_that_job_is_left_out(tmp_path):
-    keep_topology(str(tmp_path), Kept(JOB, Topology((PEER,), (0,)), 1, 1))
+    keep_topology(str(tmp_path), Kept(JOB, "s", Topology((PEER,), (0,)), 1, 1))
     for name in ("damaged-01234567", "moved-01234567", "linked-01234567", "empty-01234567"):
         (tmp_path / arena_paths.JOBS / name).mkdir()
     kept = tmp_path / arena_paths.job_dir(JOB) / arena_paths.TOPOLOGY
@@ -253,7 +253,7 @@ def test_topology_and_identity_have_room_where_all_memory_is_taken(full):
     identify(config).keep_port(4321)
     assert os.stat(os.path.join(full.path, arena_paths.BALLAST)).st_blocks * 512 >= 1 << 20  # and again for the next
     assert identify(config).kept_port == 4321
-    keep_topology(full.path, Kept(JobKey("/store", "job"), Topology((PEER,), (0,)), 1, 1))
+    keep_topology(full.path, Kept(JobKey("/store", "job"), "s", Topology((PEER,), (0,)), 1, 1))
     assert [kept.job for kept in kept_topologies(full.path)] == [JobKey("/store", "job")]
     shutil.rmtree(os.path.join(full.path, arena_paths.JOBS))
 

@@ -11,7 +11,7 @@ from ckptd.shared.base.ids import MAX_COUNTER, MAX_INCARNATION, MAX_STEP, JobKey
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import messages as m
 from ckptd.shared.protocol.publication import Draft
-from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.shared.protocol.topology import Peer, Rendezvous
 from tests.runs import RUN
 
 KEY = JobKey("/store", "job")
@@ -20,12 +20,12 @@ SLOT = "r00003-000001.slot"
 ATTACH = {"seq": 1, "version": 1, "job": KEY, "session": "s", "rank": 0, "world_size": 1, "host": "h", "pid": 1}
 
 PEER = Peer("n", "arena", "tcp://10.0.0.1:7000", "k" * 40, "rack")
-TOPOLOGY = Topology((PEER, Peer("m", "arena", "", "k" * 40)), (0, 1), Scheme.XOR, 2)
+RENDEZVOUS = Rendezvous(PEER, bytes(range(32)), Scheme.XOR, 2)
 
 REQUESTS = [
     m.Attach(**ATTACH),
     m.Attach(**ATTACH | {"incarnation": 5, "takeover": True, "cadence": m.Cadence(10, 2.5)}),
-    m.Attach(**ATTACH | {"topology": TOPOLOGY}),
+    m.Attach(**ATTACH | {"rendezvous": RENDEZVOUS}),
     m.AskNode(seq=2),
     m.AskSlots(seq=2, capacity=1 << 40),
     m.HandOver(seq=3, slot=SLOT, save=SAVE, drain=True),
@@ -165,15 +165,12 @@ def test_slot_names_cannot_leave_the_arena(name):
         {"incarnation": MAX_INCARNATION + 1},
         {"cadence": m.Cadence(-1, 0)},
         {"cadence": m.Cadence(1, -1.0)},
-        {"topology": Topology((), (0,))},
-        {"topology": Topology((PEER,), ())},
-        {"topology": [[PEER], [0, 1], "xor", 8]},
-        {"topology": [[PEER], [-1], "xor", 8]},
-        {"topology": [[PEER, PEER], [0, 1], "xor", 8]},
-        {"topology": Topology((PEER,), (0,), Scheme.XOR, 1)},
-        {"topology": Topology((Peer("n", "arena", "ipc:///etc/x", "k" * 40),), (0,))},
-        {"topology": Topology((Peer("../n", "arena", "", "k" * 40),), (0,))},
-        {"topology": Topology((Peer("n", "arena", "", "short"),), (0,))},
+        {"rendezvous": [PEER, b"x" * 31, "xor", 8]},
+        {"rendezvous": [PEER, b"x" * 33, "xor", 8]},
+        {"rendezvous": Rendezvous(PEER, bytes(32), Scheme.XOR, 1)},
+        {"rendezvous": Rendezvous(Peer("n", "arena", "ipc:///etc/x", "k" * 40), b"")},
+        {"rendezvous": Rendezvous(Peer("../n", "arena", "", "k" * 40), b"")},
+        {"rendezvous": Rendezvous(Peer("n", "arena", "", "short"), b"")},
     ],
     ids=str,
 )
@@ -208,6 +205,6 @@ def test_texts_and_capacities_have_limits():
             m.decode_request(m.encode(request_))
 
 
-def test_a_protocol_with_topologies_has_a_version_of_its_own():
-    """Version 1 would take the Attach and lose the topology; 3 knows no Notice, 4 no AskPublish, 5 no `mismatched`."""
+def test_a_protocol_with_a_rendezvous_has_a_version_of_its_own():
+    """Version 6 would lose the rendezvous of an Attach; 3 knows no Notice, 4 no AskPublish, 5 no `mismatched`."""
     assert m.VERSION == 7

@@ -82,10 +82,8 @@ def all_ranks(link: Link, ask: Ask) -> FindParticipants:
 
     If a rank then does not read, the others wait a bounded time for it. ask: as Link.ask, from any thread.
     """
-    topology, read = link.topology, f"all.{next(_reads)}"
-    assert topology is not None  # noqa: S101 - a connected link has one
-    here = topology.ranks_of(topology.home(link.group.rank))
-    return lambda save: _participants(link, save, here, read if len(topology.peers) > 1 else "", ask)
+    read = f"all.{next(_reads)}"
+    return lambda save: _participants(link, save, link.ranks_here, read if link.nodes > 1 else "", ask)
 
 
 def _participants(link: Link, save: SaveId, readers: tuple[int, ...], read: str, ask: Ask) -> Participants:
@@ -96,5 +94,5 @@ def _participants(link: Link, save: SaveId, readers: tuple[int, ...], read: str,
         assert isinstance(answer, PlaceKnown)  # noqa: S101 - the reply to AskPlace
         return answer
 
-    host = link.topology.host_of(link.group.rank) if link.topology is not None else ""
+    host = link.host
     return Participants(link.job, rendezvous, host, find_place)

@@ -1,4 +1,4 @@
-"""Ranks on several daemons tell each other where they run, over gloo and MPI, and fail together when they cannot."""
+"""Ranks on several daemons agree where these meet, over gloo and MPI, and fail together when they cannot."""
 
 import json
 import os
@@ -34,8 +34,8 @@ for name, per_rank in json.loads(scenarios).items():
     try:
         arguments = {"start": False, "connect_timeout_s": 20.0, **per_rank[rank]}
         with ckptd_client.connect(name, **arguments) as client:
-            found = client._link.topology
-            out[name] = [list(found.nodes), list(found.homes), str(found.scheme), found.set_size]
+            link, found = client._link, client._link.rendezvous
+            out[name] = [found.peer.node, link.nodes, str(found.scheme), found.set_size, list(link.ranks_here)]
     except ckptd_client.CkptdError as error:
         out[name] = [type(error).__name__, str(error)]
     out[name].append(time.monotonic() - began)
@@ -95,11 +95,13 @@ def test_ranks_agree_on_where_they_run_or_fail_together(group, daemons, nobody, 
     seconds = {name: max(one[name].pop(), other[name].pop()) for name in scenarios}
 
     for name in ("two-nodes", "told", "swapped", "one-node", "afterwards"):
+        ranks = [one[name].pop(), other[name].pop()]
+        assert ranks == ([[0, 1]] * 2 if name == "one-node" else [[0], [1]])
         assert one[name] == other[name], "every rank comes to the same"
-    assert one["two-nodes"] == one["afterwards"] == [["left", "right"], [0, 1], "double", 8]
-    assert one["told"] == [["left", "right"], [0, 1], "xor", 2]
-    assert one["swapped"] == [["right", "left"], [0, 1], "none", 8]
-    assert one["one-node"] == [["left"], [0, 0], "double", 8]
+    assert one["two-nodes"] == one["afterwards"] == ["left", 2, "double", 8]
+    assert one["told"] == ["left", 2, "xor", 2]
+    assert one["swapped"] == ["right", 2, "none", 8]
+    assert one["one-node"] == ["left", 1, "double", 8]
 
     for name, kind, words in (
         ("disagree", "UsageError", "rank 0 connects with redundancy='xor', set_size=None, rank 1 with"),
@@ -118,9 +120,10 @@ def test_ranks_agree_on_where_they_run_or_fail_together(group, daemons, nobody, 
 def test_a_lone_rank_is_a_node_of_its_own_whatever_its_address(tmp_path, job, join):
     with Node(str(tmp_path)) as node:
         node.start(CKPTD_PEER_ADDRESS="127.0.0.1", CKPTD_NODE="alone")
-        topology = join(on=node, redundancy="double", set_size=3)._link.topology
-        assert (topology.homes, topology.nodes, topology.coordinator) == ((0,), ("alone",), "alone")
-        assert (topology.scheme, topology.set_size) == ("double", 3)
+        link = join(on=node, redundancy="double", set_size=3)._link
+        assert (link.nodes, link.ranks_here, link.rendezvous.peer.node) == (1, (0,), "alone")
+        assert (link.rendezvous.scheme, link.rendezvous.set_size) == ("double", 3)
+        assert link.rendezvous.ticket == b"", "no other daemon is accepted"
         assert [text[:34] for text in node.job(job).degraded] == ["redundancy double protects nothing"]
 
 
@@ -215,7 +218,7 @@ def test_a_rank_that_died_before_connect_is_named_in_time(dies, node, tmp_path):
     assert f"rank {dies} of 2 did not call connect within 5 s".encode() in out
 
 
-def test_a_restarted_daemon_receives_the_same_topology(tmp_path, job, join):
+def test_a_restarted_daemon_receives_the_same_rendezvous(tmp_path, job, join):
     with Node(str(tmp_path)) as node:
         node.start("--log-level", "debug")
         client = join(on=node)
@@ -226,8 +229,8 @@ def test_a_restarted_daemon_receives_the_same_topology(tmp_path, job, join):
         assert client.steps() == []
         first, again = wait_for(lambda: len(attachments(node)) == 2 and attachments(node))
         assert before == [first]
-        assert f"arena='{client._link.topology.peers[0].arena}'" in first
-        assert first.partition("topology=")[2] == again.partition("topology=")[2] != "None)"
+        assert f"Rendezvous({client._link.rendezvous.peer.node} at " in first
+        assert first.partition("rendezvous=")[2] == again.partition("rendezvous=")[2] != "None)"
 
 
 def attachments(node):

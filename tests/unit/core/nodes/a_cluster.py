@@ -17,7 +17,7 @@ from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.messages import LoadFrom, Progress, Refused, Tier
 from ckptd.shared.protocol.parity_types import ParityChunk
-from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 from tests.runs import RUN, SET, STORE_ID
 from tests.seals import a_seal, attestations_of
 
@@ -57,7 +57,9 @@ class ANode:
         self.cluster, self.name, self.arena = cluster, name, arena
         self.slots: dict[str, FakeSlot] = {}
         self.chunks: dict[tuple[SaveId, int], ParityChunk] = {}
-        self.kept: tuple[Topology, int] | None = None
+        self.kept: ev.TopologyKept | None = None
+        self.tickets: set[bytes] = set()  # of sessions that this daemon coordinates
+        self.shown: dict[str, Rendezvous] = {}  # by session, to the daemons that do
         self.number = 0  # kept
         self.met: set[str] = set()
         self.notes: list[str] = []
@@ -75,13 +77,13 @@ class ANode:
     @property
     def peer(self) -> Peer:
         """As ranks gather it."""
-        return Peer(self.name, self.arena, f"tcp://127.0.0.1:{5000 + len(self.name)}", "k" * 40)
+        return Peer(self.name, self.arena, f"tcp://{self.name}:5000", "k" * 40)
 
     def restart(self) -> None:
         """Another daemon on the same arena."""
         self.cluster.links = {pair for pair in self.cluster.links if self.name not in pair}
         self.life += 1
-        self.met = set()
+        self.met, self.tickets, self.shown = set(), set(), {}
         self.catalogue = Catalogue(self.name, self.cluster.policy)
         if self.number:
             self.cluster.say(self, ev.NumberKept(job=KEY, number=self.number))
@@ -163,15 +165,14 @@ class ACluster:
         """A new session: rank r runs on node homes[r]. expect: it is let in, and asks for slots."""
         self.session += 1
         self.homes, self.alive = list(homes), True
-        names = list(dict.fromkeys(homes))
-        topology = Topology(
-            tuple(self.nodes[n].peer for n in names), tuple(names.index(n) for n in homes), self.scheme, self.set_size
+        rendezvous = Rendezvous(
+            self.nodes[homes[0]].peer, self.sid.encode().ljust(32, b"."), self.scheme, self.set_size
         )
         self.attached = {}
         for rank, name in enumerate(homes):
             self.attached[rank] = ev.RankAttached(
                 job=KEY, request=self.seq(), session=self.sid, rank=rank, world_size=world or len(homes),
-                host=name, pid=1, topology=topology,
+                host=name, pid=1, rendezvous=rendezvous, here=self.nodes[name].peer,
             )  # fmt: skip
             self.say(self.nodes[name], self.attached[rank])
         self.settle()
@@ -321,8 +322,18 @@ class ACluster:
                 for action in node.catalogue.handle(event, self.now):
                     self.perform(node, action)
                 node.catalogue.check()
-            if not self._meet():
+            if not self._meet() and not self._report():
                 return
+
+    def _report(self) -> bool:
+        """Ranks that have come to a node are reported together, a moment later."""
+        due = {node.name: at for node in self.nodes.values() if (at := _due(node)) is not None}
+        if due:
+            self.now = max(self.now, min(due.values()))
+        for node in [self.nodes[name] for name, at in due.items() if at <= self.now]:
+            for action in node.catalogue.tick(self.now):
+                self.perform(node, action)
+        return bool(due)
 
     def tick(self, seconds: float) -> None:
         """Time passes."""
@@ -335,6 +346,12 @@ class ACluster:
     def _meet(self) -> bool:
         """Links come up between daemons that both know of each other."""
         new = False
+        for a in self.nodes.values():
+            for rendezvous in a.shown.values():
+                other = self.nodes.get(rendezvous.peer.node)
+                reached = other is not None and frozenset((a.name, other.name)) not in self.cut
+                if other is not None and reached and rendezvous.ticket in other.tickets:
+                    other.met.add(a.name)
         for a in self.nodes.values():
             for b in self.nodes.values():
                 pair = frozenset((a.name, b.name))
@@ -382,10 +399,19 @@ class ACluster:
                 node.notes.append(text)
             case act.MeetPeers(peers=peers):
                 node.met |= {p.node for p in peers}
-            case act.KeepTopology(topology=topology, epoch=epoch, since=since, outside=outside, former=former):
+            case act.KeepTopology():
+                node.met |= {p.node for p in action.topology.peers}
                 node.kept = ev.TopologyKept(
-                    job=KEY, topology=topology, epoch=epoch, since=since, outside=outside, former=former
-                )
+                    job=KEY, session=action.session, topology=Topology.unpacked(action.topology.packed),
+                    epoch=action.epoch, since=action.since, outside=action.outside, former=action.former,
+                )  # fmt: skip
+            case act.Meet(rendezvous=rendezvous) if rendezvous.peer.node == node.name:
+                node.tickets.add(rendezvous.ticket)
+            case act.Meet(rendezvous=rendezvous):
+                node.met.add(rendezvous.peer.node)
+                node.shown[action.session] = rendezvous
+            case act.EndMeeting(session=session):
+                node.shown.pop(session, None)
             case act.AllocateSlots(rank=rank, count=count, capacity=capacity):
                 self.say(node, ev.SlotsFit(job=KEY, rank=rank))
                 for _ in range(count):
@@ -521,6 +547,12 @@ class ACluster:
                 job=KEY, rank=action.rank, save=action.save, tier=action.tier, slot=name, capacity=99, seal=action.seal
             ),
         )
+
+
+def _due(node: ANode) -> float | None:
+    """When its ranks are reported."""
+    job = node.catalogue.jobs.get(KEY)
+    return job.node.membership.next_deadline() if job is not None else None
 
 
 def refused(answers: list[object]) -> list[str]:

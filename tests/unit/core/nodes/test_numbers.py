@@ -99,8 +99,8 @@ def test_a_number_of_the_store_is_taken_again_when_a_larger_one_has_become_known
     cluster.held = {act.TakeIncarnation}
     cluster.connect("a", expect=False)
     coordinator = cluster.nodes["a"].job.coordinator
-    join_requested = ev.JoinRequested(job=KEY, session=cluster.sid, incarnation=CLOCK)
-    cluster.say(cluster.nodes["a"], ev.Report(job=KEY, node="b", event=join_requested))
+    attached = ev.NodeAttached(job=KEY, session="another", peer=cluster.nodes["b"].peer, known=CLOCK)
+    cluster.say(cluster.nodes["a"], ev.Report(job=KEY, node="b", event=attached))
     cluster.settle()
     cluster.release()
     assert number(cluster) > CLOCK

@@ -9,6 +9,7 @@ from ckptd.core.links import Links
 from ckptd.core.node.parity import Protection
 from ckptd.core.node.slot_retention import SlotRetention
 from ckptd.core.node.standing import Standing
+from ckptd.core.placement import Placement
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Attached, End, LoadFrom, Refused, Tier
@@ -162,7 +163,7 @@ def test_what_was_ordered_to_be_encoded_before_it_was_known_to_be_lost_holds_no_
     peers = tuple(Peer(name, name, "", name * 40) for name in "ab")
     protection = Protection(KEY, "a", Links("a"))
     topology = Topology(peers, (0, 1), Scheme.XOR, 8)
-    protection.moved(ev.TopologyKept(job=KEY, topology=topology, epoch=1, since=1))
+    protection.moved(Placement(topology).place("a"), 1)
     protection.order(ev.EncodeOrdered(job=KEY, node="a", save=TWO, epoch=1))
     assert protection.wanted == {TWO}
     protection.obsolete(ev.SavesObsolete(job=KEY, node="a", chunks=(), saves=(TWO,), newest=ONE))

@@ -341,7 +341,7 @@ def test_a_session_keeps_the_store_that_it_saw_first():
     cluster.settle()
     cluster.stage(ONE)
     coordinator = cluster.nodes["a"].job.coordinator
-    assert coordinator.sessions.store_id == STORE_ID
+    assert coordinator.sessions.store.id == STORE_ID
     assert coordinator.saves.fence.store_id == STORE_ID
     assert any("another store" in note for note in cluster.nodes["a"].notes)
 
@@ -353,7 +353,10 @@ def test_ranks_that_come_back_to_a_daemon_without_memory_are_saved_to_their_own_
     cluster.connect("a")
     cluster.nodes["a"].slots.clear()
     coordinator = Coordinator(KEY, "a", Policy())
-    back = replace(cluster.attached[0], incarnation=1, run=RUN, store_id=STORE_ID, request=99)
+    back = ev.NodeAttached(
+        job=KEY, session=cluster.sid, peer=cluster.nodes["a"].peer, waiting=(ev.Arrival(0, 1, 1, RUN),),
+        store_id=STORE_ID,
+    )  # fmt: skip
     events = [ev.Report(job=KEY, node="a", event=back), ev.StoreScanned(job=KEY, store_id=OTHER_STORE_ID)]
     for event in reversed(events) if seen == "before" else events:
         coordinator.handle(event, 0.0)

@@ -1,0 +1,119 @@
+"""The topology of a session from what its nodes report, and the place of each node in it. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ckptd.core.redundancy_sets import redundancy_sets
+from ckptd.shared.base.errors import ConfigError
+from ckptd.shared.protocol.endpoints import check_endpoints
+from ckptd.shared.protocol.node_messages import Arrival, NodeAttached
+from ckptd.shared.protocol.topology import Peer, Place, Topology
+
+Misfit = tuple[str, str, str]  # code, message, hint
+
+
+class Roster:
+    """Which ranks of a session which node has named. ``ranks``: rank -> node."""
+
+    def __init__(self) -> None:
+        self.world_size = 0
+        self.alone = ""  # the node that all ranks are on, the ones that have not come too
+        self.ranks: dict[int, str] = {}
+        self.attached: dict[str, NodeAttached] = {}  # the last of each node
+        self._at: dict[str, set[int]] = {}
+
+    def put(self, node: str, event: NodeAttached, arrivals: Iterable[Arrival], gone: frozenset[str]) -> Misfit | None:
+        """These ranks and no others are at the node. Returns why they cannot be. gone: nodes that do not answer."""
+        arrivals = list(arrivals)
+        for rank in self._at.pop(node, set()) - {arrival.rank for arrival in arrivals}:
+            del self.ranks[rank]
+        for rank, world_size in ((arrival.rank, arrival.world_size) for arrival in arrivals):
+            self.world_size = self.world_size or world_size
+            if rank >= world_size:
+                return ("usage", f"rank {rank} does not exist in a job of {world_size} ranks", "")
+            if world_size != self.world_size:
+                text = f"rank {rank} has connected as one of {world_size} ranks, others as one of {self.world_size}"
+                return ("usage", text, "start all ranks with the same world size")
+            other = self.ranks.get(rank, node)
+            if other != node and other not in gone:
+                text = f"two processes are rank {rank} of the job, on node {other} and on node {node}"
+                return ("usage", text, "start each rank once; two separate jobs: another job name for each")
+            if other != node:
+                self._at[other].discard(rank)
+            self.ranks[rank] = node
+        self._at[node] = {arrival.rank for arrival in arrivals}
+        self.attached[node], self.alone = event, node if event.alone else ""
+        return None
+
+    def drop(self, rank: int) -> None:
+        """The rank has left."""
+        node = self.ranks.pop(rank, None)
+        if node is not None:
+            self._at[node].discard(rank)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the node of every rank is known."""
+        return bool(self.alone and self.ranks) or 0 < self.world_size == len(self.ranks)
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that no node has named."""
+        return [rank for rank in range(self.world_size) if rank not in self.ranks]
+
+    @property
+    def nodes(self) -> list[str]:
+        """Those with ranks."""
+        return [node for node, ranks in self._at.items() if ranks]
+
+    @property
+    def by_node(self) -> Mapping[str, set[int]]:
+        """Ranks of each node."""
+        return self._at
+
+    def topology(self) -> Topology:
+        """Of all ranks, once they are whole: nodes in the order of their lowest rank."""
+        places: dict[str, int] = {}
+        home = (self.alone or self.ranks[rank] for rank in range(self.world_size))
+        homes = tuple(places.setdefault(node, len(places)) for node in home)
+        first = self.attached[next(iter(places))]
+        peers = tuple(self.attached[node].peer for node in places)
+        return Topology(peers, homes, first.scheme, first.set_size, first.asked)
+
+    def fault(self, topology: Topology) -> Misfit | None:
+        """Why daemons with these addresses cannot be a job."""
+        hosts = [next((one.host for one in self.attached[node].living), node) for node in topology.nodes]
+        try:
+            check_endpoints(topology.peers, hosts)
+        except ConfigError as error:
+            return (error.code, error.message, error.hint)
+        return None
+
+
+class Placement:
+    """A topology, and what each node is to know of it at once."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.nodes = frozenset(topology.nodes)
+        self._sets: dict[str, tuple[Peer, ...]] | None = None
+
+    def place(self, node: str) -> Place:
+        """Of one node; of a node outside, without ranks and set."""
+        if self._sets is None:
+            peers = {peer.node: peer for peer in self.topology.peers}
+            sets = redundancy_sets(self.topology.peers, self.topology.set_size)
+            members = [tuple(peers[name] for name in names) for names in sets]
+            self._sets = {peer.node: of for of in members for peer in of}
+        topology = self.topology
+        return Place(
+            digest=topology.digest,
+            members=self._sets.get(node, ()),
+            ranks=topology.ranks_of(node),
+            nodes=len(topology.peers),
+            scheme=topology.scheme,
+        )
+
+
+def of_peers(peers: Sequence[Peer]) -> Topology | None:
+    """Nodes alone, to be sent as a topology is; None of none."""
+    return Topology(tuple(peers), tuple(range(len(peers)))) if peers else None
