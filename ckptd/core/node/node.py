@@ -143,7 +143,7 @@ class JobNode:
         linked = (self.fetching, self.gathering, protection, self.readers)
         return {
             ev.PeerUp: (self._peer_up, self.membership.peer_up, *(part.peer_up for part in linked)),
-            ev.PeerDown: (*(part.peer_down for part in linked), self._peer_down),
+            ev.PeerDown: (self.membership.peer_down, *(part.peer_down for part in linked), self._peer_down),
             ev.ColumnOffered: (protection.offered,),
             ev.SealAsked: (self.answers.seal_asked,),
             ev.ChunkRequested: (self.answers.chunk_requested,),
