@@ -1,6 +1,7 @@
 """The topology of a session from what its nodes report, and the place of each node in it. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from ckptd.core.redundancy_sets import redundancy_sets
 from ckptd.shared.base.errors import ConfigError
@@ -21,7 +22,7 @@ class Roster:
         self.attached: dict[str, NodeAttached] = {}  # the last of each node
         self._at: dict[str, set[int]] = {}
 
-    def put(self, node: str, event: NodeAttached, arrivals: Iterable[Arrival], gone: frozenset[str]) -> Misfit | None:
+    def put(self, node: str, event: NodeAttached, arrivals: Iterable[Arrival], gone: AbstractSet[str]) -> Misfit | None:
         """These ranks and no others are at the node. Returns why they cannot be. gone: nodes that do not answer."""
         arrivals = list(arrivals)
         for rank in self._at.pop(node, set()) - {arrival.rank for arrival in arrivals}:
@@ -79,8 +80,11 @@ class Roster:
         peers = tuple(self.attached[node].peer for node in places)
         return Topology(peers, homes, first.scheme, first.set_size, first.asked)
 
-    def fault(self, topology: Topology) -> Misfit | None:
-        """Why daemons with these addresses cannot be a job."""
+    def fault(self, topology: Topology, here: str) -> Misfit | None:
+        """Why the daemons cannot be a job. here: the node whose daemon is to coordinate it."""
+        if topology.coordinator != here:
+            text = f"rank 0 runs on node {topology.coordinator}, and its ranks meet at the daemon of node {here}"
+            return ("usage", text, "connect again")
         hosts = [next((one.host for one in self.attached[node].living), node) for node in topology.nodes]
         try:
             check_endpoints(topology.peers, hosts)

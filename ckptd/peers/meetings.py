@@ -6,6 +6,8 @@ the coordinator does not know yet connects under this key, encrypted as all conn
 
 import contextlib
 import hashlib
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -95,10 +97,14 @@ class _Shown:
             raise
         return made
 
-    def rest(self, now: float) -> None:
-        """The other daemon knows this one."""
-        self.again_at, self._wait_s = now + _BACK_S, _AGAIN_S
+    def rest(self) -> None:
+        """The other daemon knows this one: nothing is due until the link to it is down."""
+        self.again_at, self._wait_s = math.inf, _AGAIN_S
         self.close()
+
+    def lost(self, now: float) -> None:
+        """The link is down."""
+        self.again_at = min(self.again_at, now + _BACK_S)
 
     def close(self) -> None:
         """Gives the socket back."""
@@ -138,22 +144,26 @@ class Meetings:
         self.end(job, session)
         self._shown[job, session] = _Shown(self._context, keys, rendezvous.peer, frame)
 
-    def tick(self, now: float, known: set[tuple[JobKey, str]]) -> None:
-        """Shows the tickets that are due. known: job and node of daemons that answer."""
+    def tick(self, now: float, answers: Callable[[JobKey, str], object]) -> None:
+        """Shows the tickets that are due, but not to daemons that answer. answers: None for one that does not."""
         for (job, _), shown in self._shown.items():
-            if (job, shown.to.node) in known:
-                shown.rest(now)
-            elif now >= shown.again_at:
+            if now < shown.again_at:
+                continue
+            if answers(job, shown.to.node) is not None:
+                shown.rest()
+            else:
                 shown.show(now)
 
-    @property
-    def shown_to(self) -> list[tuple[JobKey, str]]:
-        """Job and node of all that are shown."""
-        return [(job, shown.to.node) for (job, _), shown in self._shown.items()]
+    def lost(self, node: str, now: float) -> None:
+        """The node does not answer any more."""
+        for shown in self._shown.values():
+            if shown.to.node == node:
+                shown.lost(now)
 
     def next_deadline(self) -> float | None:
         """When tick has something to do."""
-        return min((shown.again_at for shown in self._shown.values()), default=None)
+        due = min((shown.again_at for shown in self._shown.values()), default=math.inf)
+        return None if due == math.inf else due
 
     def end(self, job: JobKey, session: str) -> None:
         """The session's ticket is good for nothing any more."""

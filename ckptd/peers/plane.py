@@ -73,8 +73,7 @@ class PeerPlane:
         self._unconnected: deque[Remote] = deque()
         self._topologies: dict[JobKey, frozenset[str]] = {}  # nodes of the present one
         self._keys: Counter[str] = Counter()  # of remotes: sites may give one to many
-        self._events: list[ev.Event] = []
-        self._mail: list[Received] = []
+        self._events, self._mail = list[ev.Event](), list[Received]()
         self._turns, self._offers, self._once = Turns(), Offers(), BodyOnce()
         self._keep_alive = KeepAlive(self._send_signs_of_life, timeout_s / KEEPALIVES)
         self.refused: Counter[str] = Counter()  # what was dropped, by reason
@@ -253,7 +252,7 @@ class PeerPlane:
                 self._flush(remote)
             if self._clock() >= now + _MOST_S:
                 break
-        self.meetings.tick(now, {place for place in self.meetings.shown_to if self._up_for(*place) is not None})
+        self.meetings.tick(now, self._up_for)
         for remote in self._turns.take(now):
             if not remote.jobs:
                 continue
@@ -359,6 +358,7 @@ class PeerPlane:
         remote.down_since = now
         self._offers.withdraw(remote)
         self._events += remote.shared.disconnected()
+        self.meetings.lost(remote.peer.node, now)
         self._unconnected.append(remote)  # what fills the old connection is of no use any more
 
     def _got(self, remote: Remote, raw: bytes) -> None:
@@ -370,6 +370,7 @@ class PeerPlane:
                 case Leave(job=job):
                     self._events += remote.shared.left(job)
                     remote.left = not remote.shared.theirs
+                    self.meetings.lost(remote.peer.node, self._clock())
                 case Present():
                     self.refused["sender"] += 1  # over a link, where no ticket is needed
                 case Bulk():

@@ -6,7 +6,6 @@ coordinator when a node of its own topology announces it.
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, MeetPeers, ToNode
-from ckptd.core.placement import Placement
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer, Topology
 
@@ -68,12 +67,13 @@ class FormerNodes:
                 actions.append(self._ask(known, digest, others[0]))
         return actions
 
-    def review(self, placement: Placement, own: Peer) -> list[Action]:
+    def review(self, present: Topology, own: Peer) -> list[Action]:
         """What follows once the session's nodes are known: former nodes are met, and the session is announced there."""
         actions: list[Action] = []
+        inside = frozenset(present.nodes) if self._known else frozenset[str]()
         for known in self._known.values():
             peers = known.topology.peers if known.topology is not None else ()
-            left = placement.nodes | (known.silent or set()) | {self._node} | self.outside.keys()
+            left = inside | (known.silent or set()) | {self._node} | self.outside.keys()
             new = {peer.node: peer for peer in peers if peer.node not in left}
             if new:
                 self.outside |= new

@@ -204,11 +204,11 @@ class Sessions:
         """Sends the node its place, and all of them theirs where this node was the last that was not known."""
         if self.placement is None:
             arrivals = [ev.Arrival(rank, self.world_size) for rank in self.members.at(node)]
-            self._roster.put(node, event, arrivals, frozenset(self.links.down))
+            self._roster.put(node, event, arrivals, self.links.down)
             if self._roster.whole:
                 self.placement = Placement(self._roster.topology())
-                others = [other for other in sorted(self.placement.nodes) if other != node]
-                return [*self._library(), self._welcome(node, ranks), *(self._welcome(other, ()) for other in others)]
+                others = [self._welcome(other, ()) for other in sorted(self.placement.nodes) if other != node]
+                return [*self._library(self.topology, self._outside), self._welcome(node, ranks), *others]
         return [self._welcome(node, ranks, has=event.digest)]
 
     def _wait(self, node: str, event: ev.NodeAttached, arrivals: list[ev.Arrival], now: float) -> list[Action]:
@@ -218,12 +218,11 @@ class Sessions:
             self._waiting[session] = Waiting(now, FormerNodes(self._job, self._node, session))
         waiting = self._waiting[session]
         before = waiting.roster.attached.get(node)
-        problem = waiting.roster.put(node, event, arrivals, frozenset(self.links.down))
+        problem = waiting.roster.put(node, event, arrivals, self.links.down)
         if problem is not None:
             return self._turn_away(session, problem, now)
         waiting.add(event)
-        if before is not None and before.peer != event.peer:
-            waiting.placement = None
+        waiting.outdated |= before is not None and before.peer != event.peer
         if not waiting.ranks and session != self.taking:
             del self._waiting[session]
         actions = waiting.former.named(node, event.former)
@@ -280,14 +279,13 @@ class Sessions:
             return []
         actions: list[Action] = []
         for session, waiting in list(self._waiting.items()):
-            if not waiting.roster.whole or self._node not in waiting.roster.attached:
+            if not waiting.roster.whole:
                 continue
-            if waiting.placement is None:
-                waiting.placement, waiting.whole_since = Placement(waiting.roster.topology()), now
-                problem = waiting.roster.fault(waiting.placement.topology)
-                if problem is not None:
+            if waiting.place(now):
+                if (problem := waiting.roster.fault(waiting.topology, self._node)) is not None:
                     return [*actions, *self._turn_away(session, problem, now)]
-            actions += waiting.former.review(waiting.placement, self._own(waiting))
+                actions += self._library(waiting.topology)  # most of the work, before the number is here
+            actions += waiting.former.review(waiting.topology, self._own(waiting))
             heard = waiting.heard(now, self._policy.outside_wait_s)
             if heard and (waiting.takeover or not self.processes.others(session)):
                 self.taking = session
@@ -385,8 +383,7 @@ class Sessions:
         self.incarnation, self.run = self.number_of(event), event.run
         self.store.id = event.store_id
         self.departed = {}
-        if waiting.placement is None:  # a daemon restarted meanwhile, and another rank ended
-            waiting.placement = self.placement
+        waiting.place(now)
         self.placement, self._placed, self.epoch = waiting.placement, session, self.incarnation
         inside = self.placement.nodes if self.placement is not None else frozenset[str]()
         self._former |= {name: peer for name, peer in waiting.former.outside.items() if peer is not None}
@@ -399,11 +396,11 @@ class Sessions:
         warnings = (*event.warnings, *((note,) if event.problem else ()), *less)
         nodes = [*sorted(self.members.nodes), *sorted(self.visitors - self.members.nodes)]
         welcomes = [self._welcome(node, tuple(sorted(self.members.at(node))), warnings) for node in nodes]
-        return [*self._library(), *welcomes, *self._open_waiting(now)]
+        return [*self._library(self.topology, self._outside), *welcomes, *self._open_waiting(now)]
 
-    def _library(self) -> list[Action]:
+    def _library(self, *topologies: Topology | None) -> list[Action]:
         """This node has the topologies that others ask it for."""
-        known = [one for one in (self.topology, self._outside) if one is not None]
+        known = [one for one in topologies if one is not None]
         reports = (ev.TopologyReported(job=self._job, node=self._node, packed=one.packed) for one in known)
         return [self._to(self._node, report) for report in reports]
 

@@ -9,6 +9,7 @@ from ckptd.core.coordinator.former_nodes import FormerNodes
 from ckptd.core.placement import Placement, Roster
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.protocol.messages import Cadence
+from ckptd.shared.protocol.topology import Topology
 
 RUNNING_S = 3.0  # the ranks of a job that is started again at once take a moment to end
 SILENT_S = 5.0  # and those of a normal one come within seconds of each other
@@ -26,6 +27,7 @@ class Waiting:
     roster: Roster = field(default_factory=Roster)
     placement: Placement | None = None  # once every rank has a node
     whole_since: float = 0.0
+    outdated: bool = False  # a daemon has another address or arena since
     notified: bool = False  # it knows for whom it waits
     late: bool = False  # former nodes had their time
     store_id: str = ""  # the store that the ranks ask for; empty: none in particular
@@ -40,6 +42,20 @@ class Waiting:
         self.takeover |= event.takeover
         self.store_id = self.store_id or event.store_id
         self.cadence = event.cadence
+
+    @property
+    def topology(self) -> Topology:
+        """Once every rank has a node."""
+        assert self.placement is not None  # noqa: S101 - the caller looked
+        return self.placement.topology
+
+    def place(self, now: float) -> bool:
+        """Makes the topology if every rank has a node. Returns whether it is another one."""
+        if not self.roster.whole or (self.placement is not None and not self.outdated):
+            return False
+        self.whole_since = self.whole_since or now
+        self.placement, self.outdated = Placement(self.roster.topology()), False
+        return True
 
     def heard(self, now: float, patience_s: float) -> bool:
         """Whether all nodes have reported their living ranks; those that the session does not use get little time."""

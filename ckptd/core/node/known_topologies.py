@@ -11,7 +11,7 @@ from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer, Place, Topology
 
-_MAX_ASKERS = 1 << 12
+_MAX_ASKED = 16  # topologies that others ask for and that are not here; of each, one word of each node
 
 
 class KnownTopologies:
@@ -113,10 +113,10 @@ class KnownTopologies:
         """Answered at once, or as soon as it is here."""
         if event.digest in self._known:
             return [self._answer(event.node, self._known[event.digest])]
-        if event.digest in self._wanted and event.node != self._node:
-            askers = self._askers.setdefault(event.digest, {})
-            if len(askers) < _MAX_ASKERS:
-                askers[event.node] = None
+        if event.node != self._node:
+            self._askers.setdefault(event.digest, {})[event.node] = None
+            while len(self._askers) > _MAX_ASKED:
+                del self._askers[next(iter(self._askers))]
         return []
 
     def _answer(self, node: str, topology: Topology) -> Action:
@@ -129,14 +129,14 @@ class KnownTopologies:
         if digest not in self._wanted and event.node != self._node:
             return []
         try:
-            topology = Topology.unpacked(event.packed)
+            topology = self._known.get(digest) or Topology.unpacked(event.packed)
         except ProtocolError as error:
             return [Note(job=self._job, text=f"node {event.node} sent no topology: {error.message}")]
         self._known[digest] = topology
-        if digest not in self._wanted:
-            return []
-        self._wanted.discard(digest)
         answers = [self._answer(node, topology) for node in self._askers.pop(digest, {})]
+        if digest not in self._wanted:
+            return answers
+        self._wanted.discard(digest)
         if digest == self.digest:
             self.present = topology
         if digest == self._outside_digest:

@@ -128,6 +128,15 @@ def test_a_second_daemon_of_one_name_is_not_accepted_and_is_reported(pair):
     assert "CKPTD_NODE" in told
 
 
+def test_nothing_is_due_while_the_other_daemon_answers(pair):
+    all_meet(pair)
+    pair.until(lambda: pair.ups("a") and pair.ups("b"))
+    b = pair.planes["b"].meetings
+    pair.until(lambda: b.next_deadline() is None)
+    pair.stop("a")
+    pair.until(lambda: b.next_deadline() is not None, 2 * TIMEOUT_S + 5.0)
+
+
 def test_a_daemon_that_lost_its_topology_and_its_peers_meets_them_again_by_the_ticket(pair):
     all_meet(pair)
     pair.until(lambda: pair.ups("a") and pair.ups("b"))

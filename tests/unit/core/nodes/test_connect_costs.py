@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
@@ -11,7 +12,7 @@ from ckptd.core.placement import Placement
 from ckptd.core.policy import Policy
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import node_messages
-from ckptd.shared.protocol.topology import Rendezvous
+from ckptd.shared.protocol.topology import Peer, Rendezvous
 from tests.runs import RUN, STORE_ID
 from tests.unit.core.nodes.a_cluster import KEY, ACluster
 from tests.unit.shared.test_columns import a_topology
@@ -229,33 +230,60 @@ def a_of(names, cluster):
     return waiting.placement.topology
 
 
+def test_who_asks_a_daemon_that_does_not_have_it_yet_is_answered_when_it_does():
+    """Its coordinator has restarted without it, and makes it again when all nodes have reported their ranks."""
+    cluster = counting("aabb")
+    topology = cluster.nodes["b"].job.node.membership.topology
+    cluster.nodes["a"].kept = None
+    cluster.nodes["a"].restart()
+    asked = ev.TopologyAsked(job=KEY, node="b", digest=topology.digest)
+    cluster.return_ranks("a")
+    assert cluster.nodes["a"].job.coordinator.sessions.topology == topology
+    cluster.sent.clear()
+    known = cluster.nodes["a"].job.node.membership.topologies
+    known._known.clear()
+    cluster.say(cluster.nodes["a"], asked)
+    cluster.settle()
+    assert not cluster.sent
+    cluster.say(cluster.nodes["a"], ev.TopologyReported(job=KEY, node="a", packed=topology.packed))
+    cluster.settle()
+    assert cluster.sent == {("a", "TopologyReported"): 1}
+
+
 def test_a_topology_that_no_coordinator_named_is_not_taken():
     cluster = counting("ab")
     before = cluster.nodes["b"].job.node.membership.topology
     stranger = ev.TopologyReported(job=KEY, node="a", packed=a_topology(3).packed)
     cluster.say(cluster.nodes["b"], stranger)
     cluster.settle()
-    assert cluster.nodes["b"].job.node.membership.topology is before
+    topologies = cluster.nodes["b"].job.node.membership.topologies
+    assert topologies.present is before
+    asked = ev.TopologyAsked(job=KEY, node="a", digest=stranger.packed.digest)
+    assert topologies.asked_by(asked) == [], "it is not kept for others either"
 
 
 # --- who may be a session
 
 
+def peer_of(node):
+    return Peer(node, f"arena-{node}", f"tcp://{node}:1", "k" * 40)
+
+
 def attached(node, *ranks, world, session="s1"):
-    peer = a_topology(8).peers["abcdefgh".index(node)]
+    peer = peer_of(node)
     return ev.NodeAttached(
         job=KEY, session=session, peer=peer, waiting=tuple(ev.Arrival(rank, world) for rank in ranks)
     )
 
 
-def refusals(*events):
-    """What the coordinator on node a tells all, after it has these reports."""
+def refusals(*events, rank=0, world=4):
+    """What the coordinator on node a sends to all, after it has these reports."""
     core, out = Catalogue("a", Policy()), []
-    rendezvous = Rendezvous(a_topology(8).peers[0], b"t" * 32)
-    core.handle(
-        ev.RankAttached(job=KEY, request=1, session="s1", rank=0, world_size=4, host="a", pid=1, rendezvous=rendezvous),
-        1.0,
-    )
+    own = ev.RankAttached(
+        job=KEY, request=1, session="s1", rank=rank, world_size=world, host="a", pid=1,
+        rendezvous=Rendezvous(peer_of("a"), b"t" * 32), here=peer_of("a"),
+    )  # fmt: skip
+    core.handle(own, 1.0)
     for node, event in events:
         out += core.handle(ev.Report(job=KEY, node=node, event=event), 1.0)
     return [
@@ -283,6 +311,31 @@ def test_ranks_that_cannot_be_one_job_are_refused_on_all_nodes(first, second, sa
     assert {ranks for _, ranks, *_ in found} == {()}, "all of the session"
     assert {code for *_, code, _ in found} == {"usage"}
     assert all(text.startswith(says) for *_, text in found)
+
+
+def test_ranks_that_meet_where_rank_0_does_not_run_are_refused():
+    found = refusals(("b", attached("b", 0, world=2)), rank=1, world=2)
+    assert {text for *_, text in found} == {"rank 0 runs on node b, and its ranks meet at the daemon of node a"}
+
+
+def test_daemons_that_cannot_reach_each_other_are_refused_on_all_nodes():
+    nowhere = replace(attached("b", 1, world=2), peer=replace(peer_of("b"), endpoint=""))
+    (found,) = refusals(("b", nowhere), world=2)
+    assert found[2:] == ("config", "the daemon of node 'b' is reached at nowhere by the job's other nodes")
+
+
+def test_a_daemon_that_restarts_while_the_number_is_taken_is_named_as_it_is_now():
+    cluster = ACluster("ab")
+    cluster.held = {act.TakeIncarnation}
+    cluster.connect("ab", expect=False)
+    old = cluster.nodes["b"]
+    cluster.lose("b")
+    moved = cluster.add("b")
+    assert moved.peer != old.peer
+    cluster.say(moved, replace(cluster.attached[1], here=moved.peer))
+    cluster.settle()
+    cluster.release()
+    assert cluster.nodes["a"].job.coordinator.sessions.topology.peers[1] == moved.peer
 
 
 def test_a_session_is_let_in_when_every_rank_has_a_node_and_its_missing_ranks_are_named():
