@@ -407,7 +407,7 @@ def test_a_number_that_comes_when_none_who_answers_waits_for_admission_opens_not
     """The store was slow, the ranks ended, and of a lost node nobody said so: another session may be the job by now."""
     sessions = Sessions(KEY, "a", Policy())
     assert sessions.attached("b", attached("b", ev.Arrival(1, 2)), 0.0) == []
-    (take,) = sessions.attached("a", attached("a", ev.Arrival(0, 2)), 0.0)
+    *_, take = sessions.attached("a", attached("a", ev.Arrival(0, 2)), 0.0)
     assert isinstance(take, act.TakeIncarnation)
     sessions.gone(0, "s", 0.5, How.ENDED)
     sessions.links.went("b")
