@@ -34,8 +34,9 @@ class Leave:
         self._state, self._since = SESSION.after(self._state, on), now
 
     def adopted(self, now: float) -> None:
-        """Memory of the job was found at start."""
-        self._move(SessionOn.FOUND, now)
+        """Memory of the job was found at start, perhaps that of a rank that ended while no daemon ran."""
+        if not self.orphaned:
+            self._move(SessionOn.FOUND, now)
 
     @property
     def closing(self) -> bool:

@@ -218,6 +218,15 @@ def test_an_older_incarnation_cannot_come_back():
     assert isinstance(job.answer(job.attach(0, incarnation=3)), Refused)
 
 
+def test_memory_of_a_rank_that_ended_while_no_daemon_ran_is_found_at_start():
+    job = AJob(world=1)
+    job.say(ev.SlotAdopted(job=KEY, rank=0, slot="r00000-000001.slot", capacity=4096, save=ONE, nbytes=10))
+    job.say(ev.RankGone(job=KEY, rank=0, session="a"))
+    job.did += job.catalogue.adopted(KEY, job.now)
+    assert job.node.slots.holding(ONE)
+    assert job.catalogue.jobs[KEY].coordinator.leave.orphaned
+
+
 def attached(node, *waiting, session="s", **words):
     peer = Peer(node, f"{node}-arena", f"tcp://{node}:1", "k" * 40)
     return ev.NodeAttached(job=KEY, session=session, peer=peer, waiting=waiting, **words)
