@@ -16,8 +16,8 @@ TABLES: dict[str, Table[Any, Any]] = {"save": SAVE, "protection": PROTECTION, "s
 
 @contextmanager
 def reached(rows: Counter[str]) -> Iterator[Counter[str]]:
-    """Counts, by name, the rows that are taken in this process meanwhile."""
-    before = {name: table.trace for name, table in TABLES.items()}
+    """Counts, by name, the rows that are taken in this process meanwhile. An event without a row is an error."""
+    before, strict, Table.strict = {name: table.trace for name, table in TABLES.items()}, Table.strict, True
     for name, table in TABLES.items():
         table.trace = lambda *row, name=name: rows.update([name_of(name, *row)])
     try:
@@ -25,6 +25,7 @@ def reached(rows: Counter[str]) -> Iterator[Counter[str]]:
     finally:
         for name, table in TABLES.items():
             table.trace = before[name]
+        Table.strict = strict
 
 
 def name_of(table: str, state: Any, event: Any, after: Any) -> str:

@@ -288,6 +288,7 @@ class Machine:
         if rendezvous.peer.node != self.name:
             self.shown[key] = rendezvous
             self.meet(action.job, (rendezvous.peer,))
+            self.world.network.met(self.name, [rendezvous.peer.node])
             return
         self.expected[key] = rendezvous.ticket
         for link in self.world.network.links_of(self.name):

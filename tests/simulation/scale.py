@@ -133,7 +133,9 @@ class Crowd:
         save = SaveId(number, 1, 10, run_of(session, 1))
         for machine in machines:
             machine.arena.numbers[KEY], machine.arena.stores[KEY] = number, STORE_ID
-            machine.arena.job(KEY).kept = ev.TopologyKept(job=KEY, topology=topology, epoch=number, since=number)
+            machine.arena.job(KEY).kept = ev.TopologyKept(
+                job=KEY, session=session, topology=topology, epoch=number, since=number
+            )
         for rank, machine in enumerate(homes):
             content = content_of(save, rank, session)
             seal = Seal(

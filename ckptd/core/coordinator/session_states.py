@@ -31,11 +31,11 @@ SESSION: Table[Presence, SessionOn] = Table(
         None: {SessionOn.FOUND: Presence.ORPHANED, **_EMPTY},
         Presence.OPEN: _LEFT,
         Presence.CLOSING: {SessionOn.RELEASED: None, **_EMPTY},
-        Presence.ORPHANED: {SessionOn.RELEASED: None, **_EMPTY},
+        Presence.ORPHANED: {SessionOn.RELEASED: None, SessionOn.FOUND: Presence.ORPHANED, **_EMPTY},
     },
     ignored={
         SessionOn.ENTERED: "others are in",
-        SessionOn.FOUND: "a daemon starts once",
+        SessionOn.FOUND: "a daemon looks for it before any rank comes",
         SessionOn.RELEASED: "there is none, or ranks have need of it",
     },
 )

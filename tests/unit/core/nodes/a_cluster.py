@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.core.coordinator.state_table import Table
 from ckptd.core.jobs import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey, SaveId
@@ -21,6 +22,7 @@ from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 from tests.runs import RUN, SET, STORE_ID
 from tests.seals import a_seal, attestations_of
 
+Table.strict = True  # a step that no table of the core has is an error
 KEY = JobKey("/store", "job")
 ONE, TWO, THREE = (SaveId(1, n, 10 * n, RUN) for n in (1, 2, 3))
 
