@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -28,7 +29,7 @@ from ckptd.shared.format.committed import open_records
 from ckptd.shared.format.digest import KIND, block_count
 from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.format.layout import VERSION as LAYOUT_VERSION
-from ckptd.shared.format.layout import Leaf, Leaves, encode_leaves
+from ckptd.shared.format.layout import Leaf, Leaves, Planned, encode_leaves
 from ckptd.shared.format.manifest import VERSION, FileRecord, Vote, layout_of
 from ckptd.shared.format.packed_layout import Parts, encode_layout, joined, parted
 from ckptd.shared.format.placement import Mesh, Placed, box_at
@@ -45,7 +46,7 @@ _NODE_RANKS, _SET = 8, 8
 _STORE_ID = "0" * 32
 _SAVE = SaveId(1, 1, 100, bytes(range(16)))
 _LAYERS, _HIDDEN, _FFN, _KV, _WORDS = 126, 16384, 53248, 1024, 128256
-_MIB = 1 << 20
+_COPIES = ("model", "master", "exp_avg", "exp_avg_sq", "average")  # of each parameter, until there are enough boxes
 BARS = {"placed": (2.0, 200 * 10**6), "explicit": (20.0, 400 * 10**6)}  # commit in seconds, bytes of all records
 _MOST_READ = 10**6
 
@@ -60,16 +61,19 @@ def shapes() -> dict[str, tuple[int, ...]]:
     return found
 
 
+def tensors(count: int) -> dict[str, tuple[int, ...]]:
+    """As many as asked for: parameters, and what an optimizer keeps of them."""
+    return dict([(f"{copy}.{name}", shape) for copy in _COPIES for name, shape in shapes().items()][:count])
+
+
 def boxes_of(rank: int, ranks: int, count: int) -> tuple[list[Box], dict[str, Placed]]:
-    """The rank's boxes of parameters and two moments, as many as asked for, and their placements."""
+    """The rank's boxes, and their placements. Of a tensor with fewer rows than ranks the last ranks have none."""
     boxes, placed, mesh = [], {}, Mesh((ranks,), (rank,))
-    for copy in ("model", "exp_avg", "exp_avg_sq"):
-        for name, shape in shapes().items():
-            offsets, sizes = box_at(shape, mesh, (0,))
-            full = f"{copy}.{name}"
-            if 0 not in sizes and len(boxes) < count:
-                boxes.append(Box(full, "F32", sizes, shape, offsets))
-                placed[full] = Placed(0, (0,))
+    for name, shape in tensors(count).items():
+        offsets, sizes = box_at(shape, mesh, (0,))
+        if 0 not in sizes:
+            boxes.append(Box(name, "F32", sizes, shape, offsets))
+            placed[name] = Placed(0, (0,))
     return boxes, placed
 
 
@@ -97,8 +101,10 @@ class Writer:
         if kind not in self._planned:
             boxes, placed = boxes_of(rank, self.ranks, self.count)
             image = make_image(boxes, rank=rank, world_size=self.ranks)
-            paths = {box.name: tuple(("k", step) for step in box.name.split(".")) for box in boxes}
-            layout = make_layout(image, paths=paths, aliases={}, placements=([Mesh((self.ranks,), (rank,))], placed))
+            paths = {name: tuple(("k", step) for step in name.split(".")) for name in tensors(self.count)}
+            absent = [Planned(name, "F32", shape) for name, shape in tensors(self.count).items() if name not in placed]
+            placements = ([Mesh((self.ranks,), (rank,))], placed)
+            layout = make_layout(image, paths=paths, aliases={}, placements=placements, absent=absent)
             self._planned[kind] = Rank(parted(encode_layout(layout), "bench"), image.image_nbytes, len(boxes))
         found = self._planned[kind]
         self.boxes += found.boxes
@@ -114,29 +120,24 @@ class Writer:
 
     def _scattered(self, rank: int, plan: bytes, own: dict[str, Any]) -> Rank:
         """As many boxes, each of rows of its own."""
-        chance = random.Random(rank)
-        shaped = [shape for _ in range(3) for shape in shapes().values()][: self.count]
-        pairs = [
-            (1 + int(size * 64), at)
-            for size, at in zip(
-                chance.choices(_DRAWN, k=len(shaped)), chance.choices(_DRAWN, k=len(shaped)), strict=True
-            )
-        ]
-        rows = [(size, int(at * (shape[0] - size))) for (size, at), shape in zip(pairs, shaped, strict=True)]
-        sizes = [n for (size, _), shape in zip(rows, shaped, strict=True) for n in (size, *shape[1:])]
-        offsets = [n for _, at in rows for n in (at, 0)]
-        columns = [signed([1] * len(rows)), [0] * len(rows), sizes, signed([1210] * len(rows))]
-        columns += [[800] * len(rows), [400] * len(rows)]
-        form = msgspec.msgpack.encode({"version": LAYOUT_VERSION, "count": len(rows)})
-        nbytes = own["header_nbytes"] + 1210 * (len(rows) + 1)
-        nbytes += sum(4 * size * shape[1] for (size, _), shape in zip(rows, shaped, strict=True))
-        own = own | {"offsets": squeezed([column(offsets)]), "image_nbytes": nbytes}
+        shaped = torch.tensor(list(tensors(self.count).values()))
+        count, chance = len(shaped), torch.Generator().manual_seed(rank)
+        rows = torch.randint(1, 65, (count,), generator=chance)
+        first = (torch.rand(count, generator=chance) * (shaped[:, 0] - rows)).to(torch.int64)
+        sizes = torch.stack((rows, shaped[:, 1]), 1)
+        offsets = torch.stack((first, torch.zeros_like(first)), 1)
+        columns = [column(signed([1] * count)), column([0] * count), wide(sizes), column(signed([1210] * count))]
+        columns += [column([800] * count), column([400] * count)]
+        form = msgspec.msgpack.encode({"version": LAYOUT_VERSION, "count": count})
+        nbytes = own["header_nbytes"] + 1210 * (count + 1) + int((4 * sizes.prod(1)).sum())
+        own = own | {"offsets": squeezed([wide(offsets)]), "image_nbytes": nbytes}
         own.pop("places")
-        parts = Parts(plan, squeezed([form, *map(column, columns)]), msgspec.msgpack.encode(own))
-        return Rank(parts, nbytes, len(rows))
+        return Rank(Parts(plan, squeezed([form, *columns]), msgspec.msgpack.encode(own)), nbytes, count)
 
 
-_DRAWN = [random.Random(3).random() for _ in range(1 << 16)]
+def wide(numbers: torch.Tensor) -> bytes:
+    """A column of four bytes a number."""
+    return b"\x04" + numbers.to(torch.int32).numpy().tobytes()
 
 
 def drain(key: JobKey, writer: Writer) -> None:
