@@ -3,6 +3,7 @@
 tests/pythons.py writes it beside the servers' sockets, with a first line that makes it a program.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -29,7 +30,8 @@ def main() -> None:
     (pid,) = struct.unpack("<I", conn.recv(4, socket.MSG_WAITALL))
 
     def pass_on(number: int, _frame: Any) -> None:
-        os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it ends just now
+            os.kill(pid, number)
 
     for number in _PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:

@@ -190,7 +190,7 @@ class Wire:
         """Where nothing costs anything a message that waits for no other needs no packets. False: it does."""
         machine: BusyMachine | None = self._nodes.get(node)
         there = machine.plane if machine is not None and machine.up else None
-        if there is None or not there.up_for(job, plane.machine.name) or self._blocked(plane.machine.name, node):
+        if there is None or not there.up_for(job, plane.machine.name) or self.blocked(plane.machine.name, node):
             return False
         self._clock.after(self.costs.delay_s, self._handed, there, message)
         return True

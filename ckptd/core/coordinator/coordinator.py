@@ -442,10 +442,9 @@ class Coordinator:
 
     def _tick(self, now: float) -> list[Action]:
         self.inventory.tick(now)
-        actions = [*self.sessions.tick(now), *self.saves.tick(now), *self.parity.tick(now)]
-        actions += [*self.preemption.tick(now), *self._missing.tick(now)]
+        machines = (self.sessions, self.saves, self.parity, self.preemption, self._missing)
+        actions = [action for machine in machines for action in machine.tick(now)]
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None
             actions.append(self._scan())
-        actions += self.restores.tick(now)
-        return [*actions, *self._react(now)]
+        return [*actions, *self.restores.tick(now), *self._react(now)]

@@ -81,7 +81,10 @@ class SlotTable:
 
     def fetched(self, event: SegmentFetched, seal: Seal, *, copied: bool = False) -> list[Action]:
         """Takes a segment that came from elsewhere, in place of a copy that cannot be read, if there was one."""
-        replaced = [slot for slot in self.holding(event.save) if slot.rank == event.rank]
+        others = [
+            slot for slot in self.holding(event.save) if slot.name != event.slot
+        ]  # it may lie in this one already
+        replaced = [slot for slot in others if slot.rank == event.rank]
         self._slots[event.slot] = Slot(
             event.slot,
             event.rank,

@@ -11,7 +11,7 @@ from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.messages import Tier
-from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.shared.protocol.topology import Peer
 from tests.runs import RUN, STORE_ID
 from tests.seals import attestations_of
 
@@ -29,13 +29,13 @@ class Many:
         self.names = [f"n{number:04d}" for number in range(nodes)]
         self.core = Coordinator(KEY, self.names[0], Policy())
         self.world = nodes * RANKS
-        peers = tuple(Peer(name, f"arena-{name}", "tcp://10.0.0.1:4000", "k" * 40) for name in self.names)
-        self.topology = Topology(peers, tuple(rank // RANKS for rank in range(self.world)))
+        peers = [Peer(name, f"arena-{name}", "tcp://10.0.0.1:4000", "k" * 40) for name in self.names]
         self.longest, self.spent = 0.0, 0.0
-        for rank in range(self.world):
-            self.say(rank // RANKS, ev.RankAttached(
-                job=KEY, request=rank + 1, session="s", rank=rank, world_size=self.world, host="h", pid=1,
-                incarnation=1, run=RUN, topology=self.topology,
+        for node, peer in enumerate(peers):
+            ranks = tuple(self.ranks(node))
+            self.say(node, ev.NodeAttached(
+                job=KEY, session="s", peer=peer, members=ranks, incarnation=1, run=RUN, world_size=self.world,
+                living=tuple(ev.Living(rank, "s", 1, "h") for rank in ranks),
             ))  # fmt: skip
         for node in range(1, nodes):
             self.core.handle(ev.PeerUp(job=KEY, node=self.names[node]), 0.0)
@@ -47,8 +47,8 @@ class Many:
             for node in range(nodes)
         }
         for node in range(nodes):
-            live = tuple((rank, "s") for rank in self.ranks(node))
-            has = ev.NodeHas(job=KEY, incarnation=1, run=RUN, session="s", live=live, segments=segments[node])
+            living = tuple(ev.Living(rank, "s", 1, "h") for rank in self.ranks(node))
+            has = ev.NodeHas(job=KEY, incarnation=1, run=RUN, session="s", living=living, segments=segments[node])
             self.say(node, has)
         self.longest, self.spent = 0.0, 0.0
 

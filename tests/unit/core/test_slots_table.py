@@ -1,9 +1,10 @@
 """The table of slots: never more than a rank's share, nothing held twice, nothing too small granted."""
 
 from ckptd.core.actions import AllocateSlots, FreeSlot, UnlinkSlot
-from ckptd.core.events import SegmentStaged, SlotAdopted
+from ckptd.core.events import SegmentFetched, SegmentStaged, SlotAdopted
 from ckptd.core.node.slots import SlotTable
 from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.protocol.messages import Tier
 from tests.runs import RUN
 from tests.seals import a_seal
 
@@ -190,3 +191,14 @@ def test_slots_of_ranks_that_are_no_more_are_trimmed():
         table.ready(name(1, rank), rank, 4096)
         table.rank_left(rank, writer_gone=True)
     assert unlinked(table.trim(1)) == [name(1, 1), name(1, 2)]
+
+
+def test_a_segment_that_is_fetched_into_the_slot_where_it_lies_stays_there():
+    table, seal = a_table(), a_seal(KEY, SAVE, 1)
+    came = SegmentFetched(
+        job=KEY, rank=1, save=SAVE, tier=Tier.PEER, slot="r00001-000001.slot", capacity=4096, seal=seal
+    )
+    assert table.fetched(came, seal, copied=True) == []
+    assert table.fetched(came, seal) == []
+    (held,) = table.holding(SAVE)
+    assert (held.name, held.copied) == (came.slot, False)
