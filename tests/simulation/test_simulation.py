@@ -141,7 +141,7 @@ def test_a_play_counts_the_rows_of_the_cores_tables():
 def test_a_row_that_is_in_no_table_breaks_a_play(monkeypatch):
     row = next(row for row in states.TABLES["save"].edges.values() if row)
     monkeypatch.setattr(states.TABLES["save"], "edges", {None: row})
-    with pytest.raises(BrokenError, match="no row for|is whole"):
+    with pytest.raises(BrokenError, match=r"no row for|is whole"):
         play(1, nodes=3, scheme="xor", seconds=20.0, fault_every_s=0.0)
 
 
