@@ -75,7 +75,7 @@ def edit_vote(final: Path, number: int, change: Callable[[Any], None]) -> None:
     vote = plain(decode_vote(path.read_bytes(), where="forge"))
     before = _sums(vote["files"])
     change(vote)
-    raw = sealed(msgspec.msgpack.encode(_shared(vote)))
+    raw = sealed(msgspec.msgpack.encode(shared(vote)))
     path.write_bytes(raw)
     changed = plain(manifest)
     changed["votes"][number] = plain(msgspec.structs.replace(ref, nbytes=len(raw), digest=digest(raw)))
@@ -96,7 +96,7 @@ def _sums(records: Any) -> dict[str, int]:
     }
 
 
-def _shared(vote: Any) -> Any:
+def shared(vote: Any) -> Any:
     """With what its records have in common once, as in its file."""
     known: dict[bytes, int] = {}
     for record in vote["files"] if isinstance(vote["files"], list) else ():
@@ -149,10 +149,9 @@ def opened(parts: Parts) -> dict[str, Any]:
     return raw | {"columns": [_numbers(one) for one in (*columns, *offsets)]}
 
 
-def closed(raw: Any) -> Parts:
-    """Parts of any such dicts and lists."""
-    *columns, offsets = [one if isinstance(one, bytes) else _column(one) for one in raw["columns"]]
-    encode = msgspec.msgpack.encode
+def closed(raw: Any, encode: Callable[[Any], bytes] = msgspec.msgpack.encode) -> Parts:
+    """Parts of any such dicts and lists. encode: for what they have in them."""
+    *columns, offsets = [one if isinstance(one, bytes) else _column(one, encode) for one in raw["columns"]]
     own = raw["own"] | {"offsets": squeezed([offsets])} if isinstance(raw["own"], dict) else raw["own"]
     return Parts(squeezed([encode(raw["plan"])]), squeezed([encode(raw["form"]), *columns]), encode(own))
 
@@ -161,12 +160,12 @@ def _numbers(data: bytes) -> list[int]:
     return list(numbers_in(data, (len(data) - 1) // data[0], "forge"))
 
 
-def _column(numbers: Any) -> bytes:
+def _column(numbers: Any, encode: Callable[[Any], bytes]) -> bytes:
     """Of what are no numbers their encoding, which is no column."""
     try:
         return b"\x08" + b"".join(struct.pack("<Q", number % (1 << 64)) for number in numbers)
     except (TypeError, struct.error):
-        return msgspec.msgpack.encode(numbers)
+        return encode(numbers)
 
 
 def packed(raw: Any) -> Parts:

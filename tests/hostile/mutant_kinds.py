@@ -184,7 +184,7 @@ def layout(chance: random.Random, path: pathlib.Path) -> None:
         changed = [changed]
     if which == "columns" or isinstance(changed, dict):
         raw[which] = changed
-    forge.put_layout(path, forge.closed(raw))
+    forge.put_layout(path, forge.closed(raw, to_msgpack))
 
 
 def leaves(chance: random.Random, path: pathlib.Path) -> None:

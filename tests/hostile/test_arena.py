@@ -62,8 +62,8 @@ def put_part(slot, what, body):
 
 def edited(slot, **changes):
     """The layout with other values, of one byte each."""
-    raw = msgspec.msgpack.decode(slot.layout_raw)
-    return msgspec.msgpack.encode(raw | changes)
+    plan, form, own = msgspec.msgpack.decode(slot.layout_raw)
+    return msgspec.msgpack.encode([plan, form, msgspec.msgpack.encode(msgspec.msgpack.decode(own) | changes)])
 
 
 CRAFTED = {

@@ -69,7 +69,7 @@ def edit_vote(path, **changes):
     vote = read_vote(files_at(FileLayer(), place.partial), place.key.job, place.save, VOTES[0]).vote
     raw = forge.plain(vote)
     raw["files"][0] |= changes.pop("record", {})
-    path.write_bytes(forge.sealed(forge.msgspec.msgpack.encode(raw | changes)))
+    path.write_bytes(forge.sealed(forge.msgspec.msgpack.encode(forge.shared(raw | changes))))
 
 
 def place_of(path):

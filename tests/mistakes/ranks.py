@@ -143,7 +143,7 @@ client.close()
 """,
         cause="UsageError: ranks disagree: .*drain_every='1'|drain_every=1",
         place="rank 1",
-        hint="same on all ranks|alike",
+        hint="same drain_every= on all ranks",
         ends=1,
     ),
     _ranks(
