@@ -32,12 +32,14 @@ def main() -> None:
     run = Run(found, options.nbytes, options.repeat, frozenset(options.only), console)
     with scratch(options.store) as (shm_dir, disk_dir):
         with contextlib.closing(Node(shm_dir, disk_dir / "store")) as node:
-            if run.only - {"peers", "mesh", "status"}:
+            if run.only - {"peers", "mesh", "status", "large"}:
                 run.rows(node, shm_dir, disk_dir)
             if "mesh" in run.only:
                 run.mesh(node)
         if "status" in run.only:
             run.status(shm_dir)
+        if "large" in run.only:
+            run.large(shm_dir)
         if "peers" in run.only:
             kinds = [kind for kind in KINDS if not options.peers or kind.name in options.peers]
             run.peers(Job(options.nbytes, options.repeat, options.threads, shm_dir, disk_dir), kinds, options.ranks)

@@ -1,6 +1,7 @@
 """One run: the sections in order on one node, each failure kept to its own row."""
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from bench import ckptd_rows, mesh, states, status
 from bench.ckptd_rows import Bench
+from bench.large import measure as large
 from bench.launch import Job, measure
 from bench.node import Node
 from bench.peer_report import PeerResult
@@ -20,7 +22,20 @@ from bench.yardsticks import Yardsticks
 from ckptd.shared.base.errors import CkptdError
 
 STATE_NBYTES = 2 << 30
-SECTIONS = ("yardsticks", "steady", "many", "cold", "first", "arena", "slowdown", "overlap", "status", "mesh", "peers")
+SECTIONS = (
+    "yardsticks",
+    "steady",
+    "many",
+    "cold",
+    "first",
+    "arena",
+    "slowdown",
+    "overlap",
+    "status",
+    "large",
+    "mesh",
+    "peers",
+)
 _LOST_BAR_S, _DURABLE_BAR_S = 0.2, 1.0  # per save of a state of STATE_NBYTES, by one rank
 _BALANCE_BAR = 1.01
 _OVERLAPPED_BAR = 0.2  # of what the best peer costs
@@ -62,6 +77,16 @@ class Run:
             self.report.rows.extend(status.measure(shm_dir, self.repeat))
         except _OPERATIONAL as error:
             self.report.rows.append(failed("status", f"{type(error).__name__}: {error}"))
+
+    def large(self, shm_dir: Path) -> None:
+        """What a job of many nodes costs the daemon that coordinates it."""
+        for nodes in large.SIZES:
+            self.console.log(f"large: {nodes:,} nodes")
+            try:
+                with tempfile.TemporaryDirectory(prefix="large-", dir=shm_dir) as base:
+                    self.report.rows.extend(large.rows(large.run(Path(base), nodes), nodes))
+            except _OPERATIONAL as error:
+                self.report.rows.append(failed(f"{nodes:,} nodes", f"{type(error).__name__}: {error}"))
 
     def mesh(self, node: Node) -> None:
         """The ways to divide the writes of replicas. node is not running before and after."""

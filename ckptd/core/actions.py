@@ -151,6 +151,15 @@ class EndMeeting(Action, frozen=True, kw_only=True):
     session: Session
 
 
+class KeepLinks(Action, frozen=True, kw_only=True):
+    """Keep a link to these nodes of the job, in place of those named before; None: to all. Others are had by a message.
+
+    Not answered: PeerUp and PeerDown say what becomes of each.
+    """
+
+    nodes: tuple[str, ...] | None
+
+
 class TakeIncarnation(Action, frozen=True, kw_only=True):
     """Draw a run id and take a number for this session on the store; answered by IncarnationTaken.
 

@@ -176,9 +176,13 @@ class PeerUp(Event, frozen=True, kw_only=True):
 
 
 class PeerDown(Event, frozen=True, kw_only=True):
-    """Nothing was received from the other daemon for the peer timeout. Messages to it are dropped until PeerUp."""
+    """Nothing was received from the other daemon for the peer timeout. Messages to it are dropped until PeerUp.
+
+    rests: it is not silent; neither side has use for the link now. A message to it makes another one.
+    """
 
     node: str
+    rests: bool = False
 
 
 # --- from the store

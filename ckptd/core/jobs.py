@@ -158,7 +158,7 @@ class Catalogue:
             if isinstance(event, ev.PeerUp):
                 job.links.came(event.node)
             elif isinstance(event, ev.PeerDown):
-                job.links.went(event.node)
+                job.links.went(event.node, rests=event.rests)
             if kind is ev.Report or kind in job.coordinator.events:
                 self._route(event.job, job.coordinator.handle(event, now), inbox, out)
             if kind in job.node.events or kind in job.node.orders:

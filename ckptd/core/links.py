@@ -4,7 +4,8 @@
 class Links:
     """``up``: nodes that answer, this one among them. ``down``: nodes whose link broke, until it is up again.
 
-    A node in neither set has had no link yet. ``Catalogue`` writes it before a half of the job handles the event.
+    A node in neither set has no link, and was not lost. ``Catalogue`` writes it before a half of the job handles
+    the event.
     """
 
     def __init__(self, node: str) -> None:
@@ -16,7 +17,8 @@ class Links:
         self.up.add(node)
         self.down.discard(node)
 
-    def went(self, node: str) -> None:
-        """The node does not answer."""
+    def went(self, node: str, *, rests: bool = False) -> None:
+        """The node does not answer; or neither side has use for the link, which rests."""
         self.up.discard(node)
-        self.down.add(node)
+        if not rests:
+            self.down.add(node)

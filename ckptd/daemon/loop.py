@@ -76,12 +76,11 @@ class Daemon:
         self._pace = Pace(self._plane)
         self._node = self._plane.peer.node
         self._catalogue = Catalogue(self._node, Policy.of(config, client_started=config.exit_when_empty))
-        self._liveness = Liveness()
+        self._liveness, self._known_stores = Liveness(), KnownStores(config.arena)
         self._digesting = Background(config.hash_threads, "digest")
         self._allocating, self._cleaning = Background(1, "allocate"), Background(1, "clean")
         niceness = Niceness(config.worker_nice, config.worker_ionice)
         self._stores = Stores(niceness=niceness, hang_s=config.store_hang_s, integrity=arena.integrity)
-        self._known_stores = KnownStores(config.arena)
         self._executor = self._make_executor(config)
         self._bulk = BulkHost(self._arena, self._plane, config.bulk_port)
         self._encoding, self._fetching = Background(_PULLS, "encode"), Background(_PULLS, "fetch")
@@ -107,9 +106,9 @@ class Daemon:
         self._wake, self._signals = socket.socketpair()
         self._stop = Stopping(config, self._catalogue, self._handle)
         self._empty_since: float | None = None
-        self._sweep_at = self._notice_at = 0.0
+        self._sweep_at, self._notice_at, self._homeless = 0.0, 0.0, False
         self._look_at = self._started + _LOOK_S
-        self._homeless, self._watchdog_s = False, systemd.watchdog_interval_s()
+        self._watchdog_s = systemd.watchdog_interval_s()
 
     # --- life
 
@@ -401,6 +400,7 @@ class Daemon:
             act.MeetPeers: (lambda action: plane.meet(action.job, action.peers), lambda _: self._bulk.open()),
             act.Meet: (lambda action: plane.meet_at(action.job, action.session, action.rendezvous),),
             act.EndMeeting: (lambda action: plane.meetings.end(action.job, action.session),),
+            act.KeepLinks: (lambda action: plane.keep_links(action.job, action.nodes),),
             act.KeepTopology: (executor.perform, lambda action: plane.keep(action.job, action.topology)),
             act.ForgetJob: (lambda action: protect.forget(action.job), executor.perform, self._forgotten),
         }

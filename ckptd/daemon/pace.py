@@ -56,11 +56,11 @@ class Pace:
         self._part, self._part_began = name, now
 
     def _ended(self, seconds: float) -> None:
-        self.longest_s = max(self.longest_s, seconds)
+        longest, self.longest_s = self.longest_s, max(self.longest_s, seconds)
         if seconds <= LONG_S:
             return
         self.long += 1
-        if self._part_began >= self._said_at + _SAY_AGAIN_S:
+        if seconds > 2 * longest or self._part_began >= self._said_at + _SAY_AGAIN_S:
             self._said_at = self._part_began
             part_s, part = self._slowest
             log.info(

@@ -13,6 +13,7 @@ from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.status import DrainStatus, JobStatus, NodeReport, NodeStatus
 
 PATIENCE_S = 0.7  # with nodes that do not answer
+_CALL_S = 0.5  # more, with those to which there is no link yet
 _CROWD_S = 0.5  # of nodes that still answer: so long after the last answer
 _MOST_S = 3.0
 
@@ -47,6 +48,10 @@ class StatusQuery:
         self._left = {(job, node) for job, nodes in self.asked.items() for node in nodes}
         self._end = now + _MOST_S
         self.deadline = now + PATIENCE_S
+
+    def calls(self) -> None:
+        """Links to nodes that are asked are to come up first."""
+        self.deadline += _CALL_S
 
     def unasked(self, job: JobKey, node: str) -> None:
         """The question cannot be sent there: nothing is waited for."""

@@ -30,6 +30,7 @@ _MAX_OWN = 10  # of them, with room for what strangers cause
 _MAX_SURVEYS = 64  # at once; a question beyond that is answered for this node alone
 _SAID_S = 0.5  # how old an answer to another daemon may be
 _MAX_CHARS = 4096  # of an error that travels
+_SEND_AGAIN_S = 0.02  # while the link to a node comes up
 _ASK_AGAIN_S = 0.002  # for each node, between two questions for its progress: so they cost little of the loop
 
 
@@ -55,6 +56,7 @@ class _Waiting:
     query: StatusQuery
     whole: bool  # the reports of the nodes are wanted, too
     jobs: dict[int, JobKey] = field(default_factory=dict)  # id of the question -> what was asked
+    unsent: list[tuple[int, str]] = field(default_factory=list)  # question and node: there is no link yet
 
 
 class StatusService:
@@ -98,9 +100,20 @@ class StatusService:
             question = secrets.randbits(QUERY_BITS)
             waiting.jobs[question] = key
             for node in nodes:
-                if not self._from.plane.write(key, node, Ask(question, key)):
+                if self._from.plane.write(key, node, Ask(question, key)):
+                    continue
+                if self._from.plane.call(key, node):
+                    waiting.unsent.append((question, node))
+                else:
                     waiting.query.unasked(key, node)
+        if waiting.unsent:
+            waiting.query.calls()
         self._waiting.append(waiting)
+
+    def _send(self, waiting: _Waiting) -> None:
+        """Questions to nodes whose links have come up."""
+        left, keys = waiting.unsent, waiting.jobs
+        waiting.unsent = [(q, node) for q, node in left if not self._from.plane.write(keys[q], node, Ask(q, keys[q]))]
 
     def _others(self, job: Job, *, whole: bool) -> list[str]:
         """Nodes to ask about the job: all of them, or those that write to the store now, for their progress."""
@@ -172,6 +185,8 @@ class StatusService:
     def tick(self, now: float) -> None:
         """Answers the questions whose query is over, and those for steps that are known by now."""
         self._steps.tick(now)
+        for waiting in self._waiting:
+            self._send(waiting)
         for waiting in [one for one in self._waiting if one.query.over(now)]:
             self._waiting.remove(waiting)
             status = self._answered(waiting)
@@ -179,7 +194,8 @@ class StatusService:
 
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""
-        queries = [one.query.deadline for one in self._waiting]
+        soon = time.monotonic() + _SEND_AGAIN_S
+        queries = [min(one.query.deadline, soon) if one.unsent else one.query.deadline for one in self._waiting]
         return min((due for due in (*queries, self._steps.next_deadline()) if due is not None), default=None)
 
     @property

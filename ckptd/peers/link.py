@@ -48,12 +48,16 @@ Update = Up | Down | Got
 
 
 class Link:
-    """This side of one link. After each call of ``send`` and ``receive``, ``step`` gives what is to be sent."""
+    """This side of one link. After each call of ``send`` and ``receive``, ``step`` gives what is to be sent.
 
-    def __init__(self, *, instance: int, timeout_s: float, new_end: Callable[[], int]) -> None:
+    phase_s: links of one phase send their signs of life at the same moments, so that a loop wakes once for all of them.
+    """
+
+    def __init__(self, *, instance: int, timeout_s: float, new_end: Callable[[], int], phase_s: float = 0.0) -> None:
         self._instance = instance
         self.timeout_s = timeout_s
         self._new_end = new_end
+        self._phase_s = phase_s
         self._end = new_end()
         self._peer_end = 0  # 0: not connected
         self._peer_instance: int | None = None
@@ -74,7 +78,7 @@ class Link:
         self._received = 0
         self._ack_due = False
         self._heard_at = 0.0
-        self._sent_at = 0.0
+        self._alive_at = 0.0  # when a packet is due, if there is nothing to send
         self._resend_at = 0.0
         self._resend_wait_s = _RESEND_S
 
@@ -137,7 +141,7 @@ class Link:
         """When ``step`` must be called at the latest; a time in the past: at once."""
         if not self.up:
             return self._hello_at or 0.0
-        times = [self._heard_at + self.timeout_s, self._sent_at + self.timeout_s / KEEPALIVES]
+        times = [self._heard_at + self.timeout_s, self._alive_at]
         if self._queue and self._sent_seq >= self._queue[0][0]:
             times.append(self._resend_at)
         return min(times)
@@ -193,10 +197,12 @@ class Link:
                 self._sent_seq = seq
         if again:
             self._resend_at = now + self._resend_wait_s
-        if not out and (self._ack_due or now - self._sent_at >= self.timeout_s / KEEPALIVES):
+        if not out and (self._ack_due or now >= self._alive_at):
             out.append(self._packet())
         if out:
-            self._sent_at, self._ack_due = now, False
+            latest = now + self.timeout_s / KEEPALIVES
+            self._alive_at = latest - (latest - self._phase_s) % (self.timeout_s / KEEPALIVES / 2)
+            self._ack_due = False
         return out
 
     def _hellos(self, now: float) -> list[Packet]:

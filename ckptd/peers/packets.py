@@ -62,9 +62,10 @@ class _Opening(msgspec.Struct, array_like=True):
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
-    """The sender takes the receiver's messages about this job from here on."""
+    """The sender takes the receiver's messages about this job from here on. needed: it has use for the link."""
 
     job: JobKey
+    needed: bool = True
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
@@ -79,6 +80,10 @@ class Present(msgspec.Struct, frozen=True, array_like=True, tag="present"):
     job: JobKey
     session: Session
     peer: Peer
+
+
+class Rest(msgspec.Struct, frozen=True, array_like=True, tag="rest"):
+    """The last of a link that neither side has use for: the sender is not silent, and can be called again."""
 
 
 class Bulk(msgspec.Struct, frozen=True, array_like=True, tag="bulk"):
@@ -125,7 +130,7 @@ class StepsKnown(msgspec.Struct, frozen=True, array_like=True, tag="steps-known"
 
 
 Mail = Ask | Answered | StepsAsked | StepsKnown  # read by the loop, not by the core
-Body = Join | Leave | Present | Bulk | Message | Mail
+Body = Join | Leave | Rest | Present | Bulk | Message | Mail
 
 _HINT = "install one version of ckptd on all nodes and restart the daemons"
 

@@ -39,12 +39,13 @@ class Remote:
         self._monitor: zmq.Socket[bytes] | None = None
         self._refused = False
         self.peer = peer
-        self.named_at = peer.endpoint  # by a rank; what the daemon itself says of its endpoint counts for more
         self.link = link
         self.down_since: float | None = None
         self.shared = SharedJobs(peer.node, link.timeout_s)
         self.offer: Bulk | None = None  # made to it, for the present connection
         self.bulk: Bulk | None = None  # it made
+        self.redial_at: float | None = None  # a connection in place of the one that is down
+        self.closed = False  # its link is over
         self.due = math.inf  # when its plane looks at it, at the latest
         self.left = False  # it left the last job: its silence is no problem
         self.trouble = ""  # its last message that could not be processed
@@ -52,6 +53,11 @@ class Remote:
         self.foreign = ""  # a message of this process that only another release of ckptd knows
         self._obstacle = ""  # why there is no socket to it, for now
         self._tried_at = 0.0
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Node and key."""
+        return self.peer.node, self.peer.key
 
     @property
     def jobs(self) -> set[JobKey]:

@@ -8,6 +8,7 @@ from ckptd.shared.base.errors import ConfigError
 
 _HWM = 64  # packets of one peer that wait unread
 _HANDSHAKE_MS = 3000
+_BACKLOG = 4096  # connections at once: all peers of a restarted daemon come back together
 
 
 def listen(context: "zmq.Context[zmq.Socket[bytes]]", identity: Identity) -> tuple["zmq.Socket[bytes]", str]:
@@ -16,6 +17,7 @@ def listen(context: "zmq.Context[zmq.Socket[bytes]]", identity: Identity) -> tup
     for option, value in (
         (zmq.LINGER, 0),
         (zmq.RCVHWM, _HWM),
+        (zmq.BACKLOG, _BACKLOG),
         (zmq.SNDHWM, 1),
         (zmq.MAXMSGSIZE, MAX_PACKET_NBYTES),
         (zmq.IPV6, int(":" in identity.host)),

@@ -64,7 +64,6 @@ class BusyMachine(Machine):
         self._planned: float | None = None  # when the loop continues
         self._running = False
         self._starting = False
-        self._taxed_at = 0.0
 
     @property
     def loop_time(self) -> float:
@@ -96,13 +95,12 @@ class BusyMachine(Machine):
     def reset(self) -> None:
         """Counts anew."""
         self.load = Load()
-        self._taxed_at = self.world.clock.now
 
     # --- life
 
     def start(self) -> None:
         if self.catalogue is None and not self.lost:
-            self._free_at = self._taxed_at = self.world.clock.now
+            self._free_at = self.world.clock.now
             self._at_hand = self._planned = None
             self._touched = True
             self._starting = True
@@ -197,7 +195,6 @@ class BusyMachine(Machine):
     def _begin(self) -> None:
         now = self.world.clock.now
         self._round_began, self._received = now, False
-        self._tax(now)
         self._at_hand, self._queue = self._queue, deque()
 
     def _receive(self) -> None:
@@ -238,15 +235,6 @@ class BusyMachine(Machine):
         took, self._round_began = self.loop_time - self._round_began, self.loop_time
         self.load.longest_s = max(self.load.longest_s, took)
         self.load.long_turns += took > LONG_S
-
-    def _tax(self, now: float) -> None:
-        """Keep-alives of links that are not played: while the loop slept they cost no other event anything."""
-        assert self.plane is not None
-        share = min(len(self.plane.unplayed) * self.wire.costs.idle_link_share, 0.95) if self.world.charged else 0.0
-        passed, self._taxed_at = now - self._taxed_at, now
-        slept = max(0.0, now - self._free_at)
-        self.charge(max(0.0, share * passed - slept))
-        self.load.busy_s += min(share * passed, slept)
 
     # --- what the core asks for
 
@@ -304,8 +292,14 @@ class BusyMachine(Machine):
 
     def keep(self, job: JobKey, topology: Topology) -> None:
         assert self.plane is not None
-        self.plane._topologies[job] = frozenset(topology.nodes)
-        self.meet(job, topology.peers)
+        self.known.setdefault(job, {})
+        self.plane.keep(job, topology)
+        self.rouse()
+
+    def keep_links(self, job: JobKey, nodes: tuple[str, ...] | None) -> None:
+        assert self.plane is not None
+        self.plane.keep_links(job, nodes)
+        self.rouse()
 
     def forget(self, job: JobKey) -> None:
         assert self.plane is not None

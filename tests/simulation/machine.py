@@ -258,6 +258,8 @@ class Machine:
             case act.EndMeeting():
                 self.expected.pop((action.job, action.session), None)
                 self.shown.pop((action.job, action.session), None)
+            case act.KeepLinks(job=job, nodes=nodes):
+                self.keep_links(job, nodes)
             case act.Note():
                 self.world.notes += 1
             case _:
@@ -299,6 +301,10 @@ class Machine:
         for (job, session), rendezvous in other.shown.items():
             if rendezvous.peer == self.peer and self.expected.get((job, session)) == rendezvous.ticket:
                 self.known.setdefault(job, {})[other.name] = other.arena.ident
+
+    def keep_links(self, job: JobKey, nodes: tuple[str, ...] | None) -> None:
+        """Keep a link to these."""
+        self.world.network.keep_links(self.name, job, nodes)
 
     def knows(self, job: JobKey, other: "Machine") -> bool:
         """Whether this life accepts that daemon for the job."""

@@ -17,6 +17,8 @@ HANDSHAKE_S = 0.02
 DELAY_S = 0.0005
 RESENT_S = 0.4
 PEER_TIMEOUT_S = 10.0
+LINGER_S = 5.0
+ASIDE_S = 60.0
 
 Sides = tuple[frozenset[str], frozenset[str]]  # of a partition
 
@@ -56,6 +58,8 @@ class Network:
         self.kinds: Counter[str] = Counter()
         self.dropped = 0
         self.bad_weather = False
+        self._kept: dict[tuple[str, JobKey], frozenset[str] | None] = {}  # None: a link to all
+        self._aside: Counter[tuple[str, str, JobKey]] = Counter()  # lately sent to
         self.wanted: Callable[[str, str], bool] = lambda _a, _b: True  # which links are made at all
         self._last: tuple[Any, int, Any] = (None, 0, None)  # message, its bytes, as it is received
 
@@ -78,8 +82,43 @@ class Network:
     def met(self, node: str, others: list[str]) -> None:
         """The node's daemon knows these from now on."""
         for other in others:
-            if other != node and self.wanted(node, other):
+            if other != node and self.wanted(node, other) and self._of_use(node, other):
                 self.consider(self.link(node, other))
+
+    def keep_links(self, node: str, job: JobKey, nodes: tuple[str, ...] | None) -> None:
+        """The node's daemon keeps a link to these from now on."""
+        self._kept[node, job] = None if nodes is None else frozenset(nodes)
+        self.met(node, list(self._nodes if nodes is None else nodes))
+        self._look_for_idle(node)
+
+    def _look_for_idle(self, node: str) -> None:
+        for link in self.links_of(node):
+            if link.tie is not None and not self._of_use(*link.ends):
+                self._clock.after(self._clock.between(1, 1.5) * LINGER_S, self._rest, link, link.tie)
+
+    def _of_use(self, a: str, b: str) -> bool:
+        return any(self._needs(*ends, job) for ends in ((a, b), (b, a)) for job in self._jobs_of(ends[0]))
+
+    def _jobs_of(self, node: str) -> list[JobKey]:
+        machine = self._nodes.get(node)
+        return list(machine.known) if machine is not None else []
+
+    def _needs(self, node: str, other: str, job: JobKey) -> bool:
+        kept = self._kept.get((node, job), frozenset())
+        return kept is None or other in kept or self._aside[node, other, job] > 0
+
+    def _rest(self, link: Link, tie: Tie) -> None:
+        if link.tie is not tie or link.blocks or self._of_use(*link.ends):
+            return
+        link.tie = None
+        for node, job in sorted(tie.heard):
+            other = link.ends[link.ends[0] == node]
+            if (machine := self._nodes.get(node)) is not None and machine.life == tie.lives[node]:
+                machine.say(ev.PeerDown(job=job, node=other, rests=True))
+
+    def _aside_over(self, node: str, other: str, job: JobKey) -> None:
+        self._aside[node, other, job] -= 1
+        self._look_for_idle(node)
 
     def consider(self, link: Link) -> None:
         """Dials if both sides can and want to; tells jobs that a tie does not carry yet."""
@@ -88,7 +127,7 @@ class Network:
             fresh = jobs - link.tie.jobs
             if fresh:
                 self._announce(link, link.tie, sorted(fresh))
-        elif jobs and not link.dialling and link.blocks == 0:
+        elif jobs and not link.dialling and link.blocks == 0 and self._of_use(*link.ends):
             link.dialling = True
             self._clock.after(self._clock.between(0.2, 2) * HANDSHAKE_S, self._dialled, link)
 
@@ -141,6 +180,7 @@ class Network:
 
     def leave(self, node: str, job: JobKey) -> None:
         """The job is over at this node: those it was tied to for it are told so, in order."""
+        self._kept.pop((node, job), None)
         for link in self.links_of(node):
             tie = link.tie
             if tie is None or job not in tie.jobs:
@@ -152,6 +192,7 @@ class Network:
 
     def died(self, node: str) -> None:
         """The daemon there is gone: its links are over."""
+        self._kept = {place: kept for place, kept in self._kept.items() if place[0] != node}
         for link in self.links_of(node):
             self.give_up(link)
 
@@ -216,6 +257,11 @@ class Network:
         self.nbytes[node] += nbytes
         link = self._of.get(node, {}).get(other)
         tie = link.tie if link is not None else None
+        kept = self._kept.get((node, message.job), frozenset())
+        if kept is not None and other not in kept and other in self._nodes:
+            self._aside[node, other, message.job] += 1
+            self._clock.after(ASIDE_S, self._aside_over, node, other, message.job)
+            self.consider(self.link(node, other))
         if link is None or tie is None or (node, message.job) not in tie.heard:
             self.dropped += 1
             return

@@ -1,21 +1,18 @@
 """The daemon's own plane and links, with packets that travel in virtual time in place of sockets.
 
-What is played here is ``PeerPlane`` and ``Link`` themselves: windows, resends, keep-alives, timeouts, joins. Messages
+What is played here is ``Links`` and ``Link`` themselves: windows, resends, keep-alives, timeouts, joins. Messages
 are not encoded: a parcel has the size that the real codec gives, and is the message.
 """
 
-from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckptd.core import events as ev
-from ckptd.peers.bulk_access import Offers
 from ckptd.peers.link import Link
-from ckptd.peers.packets import Body, Packet, encode_body
-from ckptd.peers.plane import _CONNECT_MOST, _MOST_S, _RECEIVE_MOST, PeerPlane
+from ckptd.peers.links import ROUND_S, Links
+from ckptd.peers.packets import VERSION, Body, Envelope, Packet, encode_body
+from ckptd.peers.plane import _RECEIVE_MOST
 from ckptd.peers.remote import Remote
-from ckptd.peers.turns import Turns
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer
 
@@ -67,78 +64,33 @@ class _Admission:
             connection.opened()
 
 
-class _NoMeetings:
-    """The machine plays the tickets."""
-
-    def tick(self, now: float, answers: object) -> None:
-        """Nothing is due."""
-
-    def next_deadline(self) -> None:
-        """Never."""
-
-    def lost(self, node: str, now: float) -> None:
-        """Nothing to do."""
-
-    def forget(self, job: JobKey) -> None:
-        """Nothing is known."""
-
-    @property
-    def shown_to(self) -> tuple[()]:
-        """To none."""
-        return ()
-
-
-class PlayedPlane(PeerPlane):
+class PlayedPlane(Links):
     """Of one daemon process. ``wire`` carries its packets; ``machine`` pays for them."""
 
     def __init__(self, machine: "BusyMachine", wire: "Wire") -> None:
         self.machine, self.wire = machine, wire
-        self._node, self._timeout_s = machine.name, wire.costs.peer_timeout_s
-        self._clock = lambda: machine.loop_time
+        super().__init__(machine.name, timeout_s=wire.costs.peer_timeout_s, clock=lambda: machine.loop_time)
         self._instance = machine.life
-        self._remotes: dict[tuple[str, str], Remote] = {}
-        self._jobs: dict[JobKey, dict[str, Remote]] = {}
-        self._unconnected: deque[Remote] = deque()
-        self._topologies: dict[JobKey, frozenset[str]] = {}
-        self._keys: Counter[str] = Counter()
-        self._events: list[ev.Event] = []
-        self._mail = []
         self._encoded: ev.Message | None = None  # the last
-        self._turns, self._offers = Turns(), Offers()
-        self.refused: Counter[str] = Counter()
-        self._zap: Any = _Admission()
-        self.meetings: Any = _NoMeetings()
+        self._zap = _Admission()
         self.peer = machine.peer
-        self.unplayed: set[tuple[str, str]] = set()  # peers whose links cost what links cost, and carry nothing
-        self._not_connected = 0  # of these
 
-    def _remote(self, peer: Peer) -> Remote:
-        place = (peer.node, peer.key)
-        if place not in self._remotes:
-            link = Link(instance=self._instance, timeout_s=self._timeout_s, new_end=self.wire.new_end)
-            remote = self._remotes[place] = PlayedRemote(self, peer, link)
-            remote.down_since = self._clock()
-            self._keys[peer.key] += 1
-            self._zap.admit(peer.key)
-            self._unconnected.append(remote)
-        return self._remotes[place]
+    def _new_end(self) -> int:
+        return self.wire.new_end()
 
-    def meet(self, job: JobKey, peers: Iterable[Peer]) -> None:
-        nodes = self._jobs.setdefault(job, {})
-        fresh = []
-        for peer in peers:
-            known = nodes.get(peer.node)
-            if known is not None and known.peer is peer:
-                continue
-            if peer.node == self._node or self.wire.wanted(self._node, peer.node):
-                fresh.append(peer)
-            elif (place := (peer.node, peer.key)) not in self.unplayed:
-                self.unplayed.add(place)
-                self._not_connected += 1
-        super().meet(job, fresh)
+    def _make_remote(self, peer: Peer, link: Link) -> Remote:
+        return PlayedRemote(self, peer, link)
+
+    def _admit(self, key: str) -> None:
+        self._zap.admit(key)
+
+    def knows(self, key: str) -> bool:
+        """Whether a daemon of that key may connect."""
+        return self._book.knows(key)
 
     def send(self, job: JobKey, node: str, message: ev.Message) -> bool:
         remote = self._up_for(job, node)
+        self.call(job, node)
         if remote is None:
             self.wire.dropped += 1
             return False
@@ -154,31 +106,26 @@ class PlayedPlane(PeerPlane):
         return sent
 
     def receive(self) -> list[ev.Event]:
+        """What waits, at most so much that the loop continues."""
         now, costs = self._clock(), self.wire.costs
         touched: dict[int, Remote] = {}
         for connection, packet in self.wire.take(self._node, _RECEIVE_MOST):
             self.machine.charge(costs.packet_in_s)
             self.machine.load.packets += 1
-            remote = self._remotes.get((connection.sender.name, connection.sender.peer.key))
-            if remote is None:
-                self.refused["sender"] += 1
-                continue
-            self.machine.load.again += 0 < packet.seq <= remote.link._received
-            remote.link.receive(packet, now)
-            touched[id(remote)] = remote
-            if self._clock() >= now + _MOST_S:
+            sender = connection.sender
+            place = (sender.name, sender.peer.key)
+            known = self._remotes.get(place)
+            self.machine.load.again += known is not None and 0 < packet.seq <= known.link._received
+            remote = self._take_packet(place, Envelope(VERSION, sender.name, self._node, "", packet, ""), now)
+            if remote is not None:
+                touched[id(remote)] = remote
+            if self._clock() >= now + ROUND_S:
                 break
         if not self.wire.waits(self._node):
             self._listened_at = now
         for remote in touched.values():
             self._flush(remote)
-        return self._take_events()
-
-    def tick(self) -> list[ev.Event]:
-        some = min(_CONNECT_MOST, self._not_connected, 1 + int(_MOST_S / self.wire.costs.link_s))
-        self._not_connected -= some
-        self.machine.charge(some * self.wire.costs.link_s)
-        return super().tick()
+        return self.take_events()
 
     def send_signs_of_life(self) -> None:
         """What the thread does in the middle of a long turn."""
@@ -186,9 +133,6 @@ class PlayedPlane(PeerPlane):
             assert isinstance(remote, PlayedRemote)
             if remote.link.keepalive is not None and remote.connection is not None:
                 self.wire.slip(remote.connection, remote.link.keepalive)
-
-    def next_deadline(self) -> float | None:
-        return 0.0 if self._not_connected else super().next_deadline()
 
     def died(self) -> None:
         """The process is gone, with its connections."""
@@ -198,7 +142,7 @@ class PlayedPlane(PeerPlane):
     @property
     def waits(self) -> bool:
         """Whether something is to be done at once."""
-        return bool(self._events or self._unconnected or self._not_connected)
+        return bool(self._events or self.unconnected)
 
     def up_for(self, job: JobKey, node: str) -> bool:
         """Whether both sides belong to the job, and know it of each other."""

@@ -104,7 +104,7 @@ class Wire:
             return
         there.machine.charge(self.costs.handshake_s)
         connection.receiver = there
-        if there._keys[key]:
+        if there.knows(key):
             self._clock.at(there.machine.loop_time, connection.opened)
             return
         held = there._zap.held

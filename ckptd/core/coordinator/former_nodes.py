@@ -6,6 +6,7 @@ coordinator when a node of its own topology announces it.
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, MeetPeers, ToNode
+from ckptd.core.placement import Placement
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer, Topology
 
@@ -18,8 +19,17 @@ class _Known:
     def __init__(self) -> None:
         self.topology: Topology | None = None
         self.nodes: list[str] = []  # that were in it
-        self.silent: set[str] | None = None  # nodes that answer none of these
+        self.silent: dict[str, frozenset[str]] = {}  # by the node that reports it: nodes that do not answer there
         self.asked = ""  # the node that is to send it
+        self._placement: Placement | None = None
+
+    def is_lost(self, node: str) -> bool:
+        """Whether it answers none of those that kept a link to it: its set, and the coordinator."""
+        assert self.topology is not None  # noqa: S101 - the caller looked
+        self._placement = self._placement or Placement(self.topology)
+        linked = {self.topology.coordinator, *(peer.node for peer in self._placement.place(node).members)}
+        witnesses = [other for other in self.nodes if other in linked]
+        return bool(witnesses) and all(node in self.silent.get(other, ()) for other in witnesses)
 
 
 class FormerNodes:
@@ -41,8 +51,9 @@ class FormerNodes:
         if not former.digest:
             return []
         known = self._known.setdefault(former.digest, _Known())
-        silent = set(former.silent)
-        known.silent = silent if known.silent is None else known.silent & silent
+        known.silent.pop(node, None)
+        if former.silent:
+            known.silent[node] = frozenset(former.silent)
         if node not in known.nodes:
             known.nodes = [node, *known.nodes] if node == self._node else [*known.nodes, node]
         if known.topology is None and known.asked in ("", node):
@@ -72,9 +83,11 @@ class FormerNodes:
         actions: list[Action] = []
         inside = frozenset(present.nodes) if self._known else frozenset[str]()
         for known in self._known.values():
-            peers = known.topology.peers if known.topology is not None else ()
-            left = inside | (known.silent or set()) | {self._node} | self.outside.keys()
-            new = {peer.node: peer for peer in peers if peer.node not in left}
+            if known.topology is None:
+                continue
+            left = inside | {self._node} | self.outside.keys()
+            new = {peer.node: peer for peer in known.topology.peers if peer.node not in left}
+            new = {node: peer for node, peer in new.items() if not known.is_lost(node)}
             if new:
                 self.outside |= new
                 actions.append(MeetPeers(job=self._job, peers=tuple(new.values())))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Drain, ToNode, WriteVote
 from ckptd.core.node.membership import Membership
+from ckptd.core.node.parity import Protection
 from ckptd.core.node.parity_share import ParityShare
 from ckptd.core.node.ranks import LocalRanks
 from ckptd.core.node.slots import Slot, SlotTable
@@ -16,7 +17,7 @@ class DrainShare:
     """This node's share of the drain; see the module."""
 
     def __init__(self, job: JobKey, slots: SlotTable, membership: Membership, parity: ParityShare) -> None:
-        self._job = job
+        self.job = job
         self._slots = slots
         self._membership = membership
         self._report: Callable[[ev.Fact], Action] = membership.report
@@ -78,7 +79,7 @@ class DrainShare:
             return []
         return [
             Commit(
-                job=self._job,
+                job=self.job,
                 store_id=self.store_id,
                 incarnation=incarnation,
                 session=session,
@@ -95,12 +96,12 @@ class DrainShare:
             if self._busy or self._written:
                 return []
             if save == self.voted:
-                return [self._report(ev.VoteWritten(job=self._job, save=save))]
+                return [self._report(ev.VoteWritten(job=self.job, save=save))]
         self._mine = mine
         names = tuple(slot.name for slot in self._share(save))
         if not names:
             problem = f"no slot of this node holds {save}"
-            return [self._report(ev.Drained(job=self._job, save=save, problem=problem))]
+            return [self._report(ev.Drained(job=self.job, save=save, problem=problem))]
         self.save, self._written, self._busy, self._orphan = save, False, True, False
         self.done = {}
         return [*self._write(save, names), *self.parity.begin(save, self.store_id)]
@@ -111,7 +112,7 @@ class DrainShare:
             return []
         self._flying[save] = frozenset(names)
         folder = self._membership.folder
-        return [Drain(job=self._job, store_id=self.store_id, save=save, folder=folder, slots=names)]
+        return [Drain(job=self.job, store_id=self.store_id, save=save, folder=folder, slots=names)]
 
     def share(self) -> list[Slot]:
         """Slots that this node writes to the store now, one of each rank."""
@@ -151,13 +152,13 @@ class DrainShare:
         bad = next((slot.unreadable for slot in held if slot.unreadable), "")
         if bad:
             self._written = False
-            return [self._report(ev.Drained(job=self._job, save=save, problem=bad))]
+            return [self._report(ev.Drained(job=self.job, save=save, problem=bad))]
         if not held or not all(slot.digested for slot in held) or not self.parity.settled():
             return []
         self._written, self._busy = False, True
         return [
             WriteVote(
-                job=self._job, store_id=self.store_id, save=save, folder=self._membership.folder,
+                job=self.job, store_id=self.store_id, save=save, folder=self._membership.folder,
                 slots=tuple(slot.name for slot in held), parity=self.parity.record,
             )
         ]  # fmt: skip
@@ -179,29 +180,71 @@ class DrainShare:
         return self.vote() if self.parity.late(now) else []
 
 
-class Succession:
-    """The commit of a coordinator that does not answer, made by the first node that does: one node's part in it."""
+_OTHERS_S = 2.0  # so much later, nodes that are in no set with the coordinator look whether the commit was made
+_SET_S = 0.05  # and each set so much later than the one before
 
-    def __init__(self, job: JobKey, node: str, membership: Membership, drain: DrainShare, ranks: LocalRanks) -> None:
-        self._job = job
+
+class Succession:
+    """The commit of a coordinator that does not answer, made by the first node that does: one node's part in it.
+
+    Nodes know who answers in their own set. So the first of the coordinator's set makes the commit, and the first of
+    each other set makes it later: it then finds it made, and its set learns that without a link to the others.
+    """
+
+    def __init__(
+        self, node: str, membership: Membership, drain: DrainShare, ranks: LocalRanks, protection: Protection
+    ) -> None:
+        self._job = drain.job
         self._node = node
         self._membership = membership
         self._drain = drain
         self._ranks = ranks
+        self._protection = protection
+        self._waits: int | None = None  # for its turn, to commit in the name of this incarnation
+        self._due: float | None = None
 
-    def lost(self, node: str, incarnation: int) -> list[Action]:
+    def lost(self, incarnation: int) -> list[Action]:
         """A node does not answer. incarnation: the job's present one, in whose name the commit is made."""
-        if node != self._membership.coordinator or not self._membership.succeeds:
+        member, members = self._membership, self._protection.members
+        if member.coordinator not in member.down or not member.is_first(members):
             return []
+        if member.coordinator in members:
+            return self._drain.finish(incarnation, member.session)
+        self._waits = incarnation if self._drain.voted is not None else None
+        return []
+
+    def peer_up(self, event: ev.PeerUp) -> list[Action]:
+        """A coordinator that answers makes its commits itself."""
+        if event.node == self._membership.coordinator:
+            self._waits = self._due = None
+        return []
+
+    def next_deadline(self) -> float | None:
+        """When to call tick; in the past: at once."""
+        if self._waits is None:
+            return None
+        return float("-inf") if self._due is None else self._due
+
+    def tick(self, now: float) -> list[Action]:
+        """The turn of this set has come."""
+        if self._waits is None:
+            return []
+        if self._due is None:
+            nodes, first = self._membership.nodes, self._protection.members[0]
+            place = nodes.index(first) if first in nodes else len(nodes)
+            self._due = now + _OTHERS_S + _SET_S * place
+        if now < self._due:
+            return []
+        incarnation, self._waits, self._due = self._waits, None, None
         return self._drain.finish(incarnation, self._membership.session)
 
     def finished(self, event: ev.CommitEnded) -> list[Action]:
         """This node has tried to finish the commit of a coordinator that it lost."""
-        coordinator = self._membership.coordinator
-        if event.problem or event.taken_over or event.save != self._drain.voted or coordinator == self._node:
+        member = self._membership
+        if event.problem or event.taken_over or event.save != self._drain.voted or member.coordinator == self._node:
             return []
         finished = ev.CommitFinished(job=self._job, node=self._node, save=event.save)
-        others = [node for node in self._membership.nodes if node not in (self._node, coordinator)]
+        others = [node for node in self._protection.members if node not in (self._node, member.coordinator)]
         told = [ToNode(job=self._job, node=node, message=finished) for node in others]
         return [*self.durable(event), *told]
 

@@ -28,6 +28,12 @@ class Fetching:
         """Saves of which something is on its way."""
         return {save for save, _ in self._orders}
 
+    @property
+    def nodes(self) -> set[str]:
+        """From which something is on its way."""
+        orders = self._orders.values()
+        return {node for o in orders for node in (o.holder, *(n for _, n in (*o.homes, *o.chunks)))}
+
     def order(self, order: ev.FetchOrdered, own: ParityChunk | None) -> list[Action]:
         """Begins, or continues when ordered again. own: this node's chunk of that save and epoch, if it has one."""
         key = (order.save, order.rank)

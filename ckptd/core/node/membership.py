@@ -1,5 +1,7 @@
 """The coordinator of a job, its nodes, and where its sessions wait for admission: one node's view. Pure."""
 
+from collections.abc import Sequence
+
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, MeetPeers, ToNode
 from ckptd.core.links import Links
@@ -166,11 +168,19 @@ class Membership:
         return [action for session in sessions for action in self._attached_to(self.coordinator, session)]
 
     @property
-    def succeeds(self) -> bool:
-        """Whether this node is the first that answers, after the coordinator."""
-        nodes = self.topology.nodes if self.topology is not None else ()
-        down = self._links.down | {self.coordinator}
-        return next((node for node in nodes if node == self._node or node not in down), "") == self._node
+    def coordinates(self) -> bool:
+        """Whether other nodes belong to a job that this one coordinates, or is about to."""
+        return self.reports.meets_here or (self.topology is not None and self.coordinator == self._node)
+
+    @property
+    def correspondents(self) -> set[str]:
+        """Nodes that coordinate, may come to, or know the ranks here from a time when they did."""
+        return {self.coordinator, *self._candidates, *self._informed}
+
+    def is_first(self, members: Sequence[str]) -> bool:
+        """Whether this node is the first of these that answers, after the coordinator."""
+        gone = self._links.down | {self.coordinator}
+        return next((node for node in members if node == self._node or node not in gone), "") == self._node
 
     @property
     def down(self) -> set[str]:

@@ -16,6 +16,7 @@ from ckptd.core.node.fetch import Fetching
 from ckptd.core.node.foreign_memory import ForeignMemory
 from ckptd.core.node.gather import Gathering
 from ckptd.core.node.inventory import PeerAnswers, chunks_of, segments_of
+from ckptd.core.node.kept_links import KeptLinks
 from ckptd.core.node.load import LoadAnswers
 from ckptd.core.node.membership import Membership
 from ckptd.core.node.parity import OwnDataColumn, Protection
@@ -40,8 +41,7 @@ class JobNode:
     def __init__(
         self, job: JobKey, node: str, policy: Policy, incarnation: int = 0, links: Links | None = None
     ) -> None:
-        self.job = job
-        self.node = node
+        self.job, self.node = job, node
         links = links or Links(node)
         self.standing = Standing(job, incarnation)
         self.slots = SlotTable(job, policy.slots_per_rank)
@@ -54,7 +54,8 @@ class JobNode:
         self.gathering = Gathering(job, node, policy, links, self.membership, self.ranks, self.slots)
         parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
         self.drain = DrainShare(job, self.slots, self.membership, parity)
-        self.succession = Succession(job, node, self.membership, self.drain, self.ranks)
+        self.succession = Succession(node, self.membership, self.drain, self.ranks, self.protection)
+        self._kept_links = KeptLinks(job, node, self.membership, self.protection, self.fetching, self.gathering)
         self.answers = PeerAnswers(job, node, self.slots, self.protection)
         self.readers = Readers(job, node, self.ranks, self.membership)
         self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report, self.readers)
@@ -63,7 +64,8 @@ class JobNode:
         self.notice = Notice(job)
         self._world_size = 0  # of the session that is in
         self.foreign = ForeignMemory(job, policy, self.slots, self.slot_retention, self.protection)
-        self._waiting = (self.membership, self.fetching, self.gathering, self.readers, self.loads.reports)
+        fetching = (self.fetching, self.gathering)
+        self._waiting = (self.membership, *fetching, self.readers, self.loads.reports, self.succession)
         self.events, self.orders = self._events(), self._orders()
 
     @property
@@ -84,7 +86,7 @@ class JobNode:
             actions = [self.ranks.stranger(event)]
         else:
             actions = [action for part in self._parts(event) for action in part(event)]
-        return [*actions, *(self.membership.report(fact) for fact in self.ranks.slots_awaited())]
+        return [*actions, *map(self.membership.report, self.ranks.slots_awaited()), *self._kept_links.changed()]
 
     def _parts(self, event: Any) -> Parts:
         if (parts := self.events.get(type(event))) is not None:
@@ -96,9 +98,8 @@ class JobNode:
 
     def _events(self) -> Handlers:
         """Of this node, and messages of nodes that need not coordinate: which parts react, in this order."""
-        slots, ranks, drain, protection, membership = (
-            self.slots, self.ranks, self.drain, self.protection, self.membership
-        )  # fmt: skip
+        slots, ranks, drain = self.slots, self.ranks, self.drain
+        protection, membership = self.protection, self.membership
         return {
             ev.RankFound: (ranks.found, membership.found),
             ev.RankAttached: (self._attached,),
@@ -140,10 +141,10 @@ class JobNode:
     def _of_nodes(self) -> Handlers:
         """Which nodes answer, and what they ask of this one without the coordinator."""
         protection = self.protection
-        linked = (self.fetching, self.gathering, protection, self.readers)
+        linked = (self.membership, self.fetching, self.gathering, protection, self.readers)
         return {
-            ev.PeerUp: (self._peer_up, self.membership.peer_up, *(part.peer_up for part in linked)),
-            ev.PeerDown: (self.membership.peer_down, *(part.peer_down for part in linked), self._peer_down),
+            ev.PeerUp: (self._peer_up, *(part.peer_up for part in (*linked, self.succession))),
+            ev.PeerDown: (*(part.peer_down for part in linked), self._peer_down),
             ev.ColumnOffered: (protection.offered,),
             ev.SealAsked: (self.answers.seal_asked,),
             ev.ChunkRequested: (self.answers.chunk_requested,),
@@ -254,7 +255,7 @@ class JobNode:
         """What was asked of it is not answered."""
         node = event.node
         alone = self.drain.parity_failed() if node in self.protection.members else []
-        finish = self.succession.lost(node, self.incarnation)
+        finish = self.succession.lost(self.incarnation)
         finish += (
             self.ranks.coordinator_lost(node, self.slot_retention, self.drain.voted) if node == self.coordinator else []
         )

@@ -39,6 +39,11 @@ class Reports:
         return rendezvous.peer.node if rendezvous is not None else self._node
 
     @property
+    def meets_here(self) -> bool:
+        """Whether the daemons of other nodes meet at this one."""
+        return any(place is not None and place.peer.node == self._node for place in self._meetings.values())
+
+    @property
     def sessions(self) -> list[str]:
         """Those with ranks here that have come to this daemon."""
         return [session for session in self._meetings if self._of(session)]

@@ -1,5 +1,6 @@
 """What a status asks of other daemons: their progress while a drain runs, their reports if they are wanted."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from ckptd.daemon.pace import Pace
 from ckptd.daemon.status_query import decode_answer
 from ckptd.daemon.status_service import Sources, StatusService
 from ckptd.peers.packets import Answered, Ask
-from ckptd.peers.plane import Received
+from ckptd.peers.views import Received
 from ckptd.shared.protocol.messages import AskStatus
 from tests.unit.core.nodes.a_cluster import KEY, ONE, ACluster
 
@@ -19,7 +20,7 @@ class Planes:
     """The control plane between the services of a cluster's nodes."""
 
     def __init__(self, cluster):
-        self.asked = []
+        self.asked, self.apart, self.called = [], set(), []
         self.mail = {name: [] for name in cluster.nodes}
         self.answers = {name: [] for name in cluster.nodes}
         self.services = {name: self._service(name, node) for name, node in cluster.nodes.items()}
@@ -31,6 +32,7 @@ class Planes:
         )
         plane = SimpleNamespace(
             write=lambda job, other, body: self._write(name, other, body),
+            call=lambda job, other: self._call(name, other),
             take_mail=lambda: [self.mail[name].pop(0) for _ in list(self.mail[name])],
             problems=list, refused=SimpleNamespace(total=lambda: 0),
         )  # fmt: skip
@@ -39,9 +41,16 @@ class Planes:
         return StatusService(sources, lambda _, reply: self.answers[name].append(reply.status))
 
     def _write(self, sender, receiver, body):
+        if frozenset((sender, receiver)) in self.apart:
+            return False
         self.asked += [(sender, receiver)] if isinstance(body, Ask) else []
         self.mail[receiver].append(Received(sender, body))
         return True
+
+    def _call(self, sender, receiver):
+        """The link comes up a moment later, unless the node does not answer."""
+        self.called.append((sender, receiver))
+        return receiver != "d"
 
     def ask(self, name, *, nodes=False):
         incoming = SimpleNamespace(identity=b"", request=AskStatus(seq=1, nodes=nodes))
@@ -89,6 +98,24 @@ def test_the_survey_of_nodes_shows_the_same_progress_wherever_it_is_asked_for(dr
     seen = [Planes(draining).ask(name, nodes=True) for name in "ab"]
     assert [job.drain.nbytes_done for job in seen] == [10, 10]
     assert [node.report is not None for job in seen for node in job.nodes] == [True] * 8
+
+
+def test_a_survey_calls_nodes_without_a_link(draining):
+    planes = Planes(draining)
+    planes.apart = {frozenset("bc"), frozenset("bd")}
+    incoming = SimpleNamespace(identity=b"", request=AskStatus(seq=1, nodes=True))
+    service = planes.services["b"]
+    service.asked(incoming)
+    assert (planes.asked, planes.called) == ([("b", "a")], [("b", "c"), ("b", "d")])
+    assert service.next_deadline() <= time.monotonic() + 0.02
+    planes.apart = set()
+    service.tick(0.0)
+    assert planes.asked == [("b", "a"), ("b", "c")]
+    for one in (*planes.services.values(), service):
+        one.read_mail()
+    service.tick(0.0)
+    (status,) = planes.answers["b"]
+    assert (status.jobs[0].silent, status.jobs[0].drain.nbytes_done) == (["d"], 6)
 
 
 def test_who_answers_too_late_changes_nothing(draining):

@@ -24,11 +24,19 @@ OTHER = JobKey("/store", "other")
 TIMEOUT_S = 3.0  # a busy machine lets nobody run for a second
 
 
+class Kept(PeerPlane):
+    """Keeps a link to each peer of each job."""
+
+    def meet(self, job, peers):
+        self.keep_links(job, None)
+        super().meet(job, peers)
+
+
 def a_plane(directory, node, *, timeout_s=TIMEOUT_S, **settings):
     """A plane whose arena is the directory, made if missing."""
     os.makedirs(directory, exist_ok=True)
     config = Config(arena=str(directory), node=node, peer_address="127.0.0.1", **settings)
-    return PeerPlane(identify(config), timeout_s=timeout_s)
+    return Kept(identify(config), timeout_s=timeout_s)
 
 
 def staged(node, counter, job=JOB):

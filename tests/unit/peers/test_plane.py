@@ -13,6 +13,7 @@ import zmq
 from ckptd import __version__
 from ckptd.core import events as ev
 from ckptd.core.actions import ToNode
+from ckptd.peers import links as links_module
 from ckptd.peers import packets
 from ckptd.peers import plane as plane_module
 from ckptd.peers import remote as remote_module
@@ -120,7 +121,7 @@ def test_up_only_for_jobs_that_both_name(pair):
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_message_of_a_job_that_is_not_shared_is_dropped_and_counted(pair, nested):
-    b = pair.planes["a"]._jobs[JOB]["b"]
+    b = pair.planes["a"]._remote_of(JOB, "b")
     wrong = staged("a", 5, OTHER)
     if nested:
         wrong = ev.Report(job=JOB, node="a", event=ev.Drained(job=OTHER, save=SaveId(1, 1, 1, RUN)))
@@ -139,7 +140,7 @@ def test_a_message_in_anothers_name_is_dropped_and_counted(pair):
 
 
 def test_what_no_daemon_said_is_dropped_and_counted(pair):
-    b = pair.planes["a"]._jobs[JOB]["b"]
+    b = pair.planes["a"]._remote_of(JOB, "b")
     b.link.send(b"\xc1")
     b.link.send(packets.encode_body(packets.Message(b"\x92\xa3Foo\x80")))
     pair.planes["a"]._flush(b)
@@ -151,7 +152,7 @@ def test_what_no_daemon_said_is_dropped_and_counted(pair):
 @pytest.mark.parametrize("body", [packets.encode_body(packets.Message(b"\x81\xa4type\xa3foo")), b"\x92\xa3foo\x01"])
 def test_a_message_that_only_another_release_knows_is_refused_and_reported(pair, body):
     """With both sides: while the link is up, until the other daemon is another process."""
-    remote = pair.planes["a"]._jobs[JOB]["b"]
+    remote = pair.planes["a"]._remote_of(JOB, "b")
     remote.link.send(body)
     pair.planes["a"]._flush(remote)
     pair.until(lambda: pair.planes["b"].refused["unknown"] == 1)
@@ -183,7 +184,7 @@ def test_a_job_that_is_forgotten_is_down_for_the_other_and_comes_back(pair):
 def test_who_shares_no_job_is_dropped(pair):
     a, b = pair.planes["a"], pair.planes["b"]
     a.forget(JOB)
-    assert (a.views(), a._jobs, a._offers.guests, +a._keys) == ([], {}, {}, {})
+    assert (a.views(), a._remotes, a._offers.guests, a._book.knows(b.peer.key)) == ([], {}, {}, False)
     pair.until(lambda: [e.node for e in pair.of("b", ev.PeerDown)] == ["a"])
     assert not b.send(JOB, "a", staged("b", 1))
     pair.spend(2 * TIMEOUT_S)
@@ -200,7 +201,7 @@ def test_a_former_node_that_is_long_silent_is_dropped(world, monkeypatch):
     a.keep(JOB, Topology((a.peer, silent[0]), (0, 1)))
     a.meet(OTHER, [silent[2]])
     assert len(a.views()) == 3
-    monkeypatch.setattr(plane_module, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(links_module, "_PATIENCE_S", 0.3)
     world.until(lambda: [view.node for view in a.views()] == ["b", "d"])
     world.spend(0.5)
     assert len(a.views()) == 2
@@ -245,7 +246,7 @@ def test_a_restart_at_another_port_is_found(pair):
     pair.stop("b")
     holder = zmq.Context()
     taken = holder.socket(zmq.ROUTER)
-    port = pair.planes["a"]._jobs[JOB]["b"].peer.endpoint
+    port = pair.planes["a"]._remote_of(JOB, "b").peer.endpoint
     taken.bind(port)
     try:
         b = pair.start("b")
@@ -435,7 +436,7 @@ def test_a_known_key_speaks_in_no_other_name(world, dealer):
     b.meet(JOB, [msgspec.structs.replace(b.peer, node="c", endpoint="tcp://127.0.0.1:1", key=make_keys().public)])
     a.try_to_send(hello(sender="c"))
     world.until(lambda: b.refused["sender"] == 1)
-    assert not b._jobs[JOB]["c"].link._heard_end
+    assert not b._remote_of(JOB, "c").link._heard_end
 
 
 @pytest.mark.parametrize(
@@ -475,7 +476,7 @@ def test_a_replayed_packet_is_not_delivered_again(world, dealer):
     world.all_meet()
     world.until(lambda: world.ups("a") and world.ups("b"))
     recorded = []
-    remote = a._jobs[JOB]["b"]
+    remote = a._remote_of(JOB, "b")
     remote.transmit, transmit = lambda frame: (recorded.append(frame), transmit(frame)), remote.transmit
     a.send(JOB, "b", staged("a", 1))
     world.until(lambda: world.counters("b") == [1])
@@ -521,7 +522,7 @@ def test_bulk_is_offered_under_a_secret_of_each_link(pair):
     assert (host, port) == ("127.0.0.1", 4321)
     assert b.bulk_guest(link_id) == ("a", secret, frozenset([JOB]))
     assert b.bulk_address(JOB, "a") is None
-    a._jobs[JOB]["b"].link.restart("test")
+    a._remote_of(JOB, "b").link.restart("test")
     pair.until(lambda: len(pair.ups("a")) == 2 and len(pair.ups("b")) == 2)
     pair.until(lambda: a.bulk_address(JOB, "b"))
     assert b.bulk_guest(link_id) is None
@@ -611,9 +612,9 @@ def test_a_turn_costs_what_is_due_however_many_peers_there_are(world, monkeypatc
         now[0] += TIMEOUT_S / count
         node = f"n{number}"
         a.meet(JOB, [msgspec.structs.replace(a.peer, node=node, key=keys.public)])
-        link = a._jobs[JOB][node].link
+        link = a._remote_of(JOB, node).link
         link.receive(packets.Packet(7, 8, link._end, hello=False, seq=0, ack=0, body=b""), now[0])
-        a._flush(a._jobs[JOB][node])
+        a._flush(a._remote_of(JOB, node))
     steps = [0]
     real = Link.step
 

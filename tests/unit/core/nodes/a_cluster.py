@@ -64,6 +64,8 @@ class ANode:
         self.shown: dict[str, Rendezvous] = {}  # by session, to the daemons that do
         self.number = 0  # kept
         self.met: set[str] = set()
+        self.wanted: frozenset[str] | None = frozenset()  # nodes it keeps a link to; None: to all
+        self.called: set[str] = set()  # and those that it has sent a message to
         self.notes: list[str] = []
         self.serial = 0
         self.drained: dict[SaveId, tuple[str, ...]] = {}
@@ -86,6 +88,7 @@ class ANode:
         self.cluster.links = {pair for pair in self.cluster.links if self.name not in pair}
         self.life += 1
         self.met, self.tickets, self.shown = set(), set(), {}
+        self.wanted, self.called = frozenset(), set()
         self.catalogue = Catalogue(self.name, self.cluster.policy)
         if self.number:
             self.cluster.say(self, ev.NumberKept(job=KEY, number=self.number))
@@ -357,7 +360,8 @@ class ACluster:
         for a in self.nodes.values():
             for b in self.nodes.values():
                 pair = frozenset((a.name, b.name))
-                if a is not b and pair not in self.links | self.cut and b.name in a.met and a.name in b.met:
+                known = a is not b and b.name in a.met and a.name in b.met
+                if known and pair not in self.links | self.cut and (_wants(a, b) or _wants(b, a)):
                     self.links.add(pair)
                     self.say(a, ev.PeerUp(job=KEY, node=b.name))
                     self.say(b, ev.PeerUp(job=KEY, node=a.name))
@@ -397,6 +401,10 @@ class ACluster:
             case act.ToNode(node=to):
                 if frozenset((node.name, to)) in self.links:
                     self.say(self.nodes[to], node_messages.decode(node_messages.encode(action.message)))
+                else:
+                    node.called.add(str(to))
+            case act.KeepLinks(nodes=nodes):
+                node.wanted = None if nodes is None else frozenset(nodes)
             case act.Note(text=text):
                 node.notes.append(text)
             case act.MeetPeers(peers=peers):
@@ -555,6 +563,10 @@ def _due(node: ANode) -> float | None:
     """When its ranks are reported."""
     job = node.catalogue.jobs.get(KEY)
     return job.node.membership.next_deadline() if job is not None else None
+
+
+def _wants(a: ANode, b: ANode) -> bool:
+    return a.wanted is None or b.name in a.wanted | a.called
 
 
 def refused(answers: list[object]) -> list[str]:

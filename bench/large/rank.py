@@ -1,0 +1,164 @@
+"""A rank without torch on a real daemon: the messages of a client, and a segment of a few kilobytes."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import zmq
+
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format import arena_paths, rank_file
+from ckptd.shared.format.slot import SlotState
+from ckptd.shared.protocol import messages as m
+from ckptd.shared.protocol.topology import Rendezvous
+from tests.slots import write_slot
+
+_R = TypeVar("_R")
+_HOLDS_LOCK = """
+import fcntl, os, sys
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+fcntl.lockf(file, fcntl.LOCK_EX)
+os.pwrite(file, bytes.fromhex(sys.argv[2]), 0)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+class Rank:
+    """Its methods send and do not wait, but for those that say so: ``turn`` is called until they are answered."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", arena: str, rank: int, job: JobKey) -> None:
+        self.rank = rank
+        self._context, self._arena, self._job = context, arena, job
+        self._directory = os.path.join(arena, arena_paths.job_dir(job))
+        self._session, self._seq = "", 0
+        self._agreed: m.LoadFrom | None = None  # the load that began the present incarnation
+        self._process: subprocess.Popen[bytes] | None = None  # holds the lock of its rank file
+        self._socket = self._dial()
+        self.told: dict[type, object] = {}
+
+    def _dial(self) -> "zmq.Socket[bytes]":
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.connect(f"ipc://{self._arena}/{arena_paths.SOCKET}")
+        return socket
+
+    def attach(self, session: str, rendezvous: Rendezvous, world_size: int) -> None:
+        """A new process: it asks to join the session."""
+        self.end()
+        self.told.clear()
+        self._agreed = None
+        self._socket.close(0)
+        self._socket, self._session = self._dial(), session
+        self._rendezvous, self._world_size = rendezvous, world_size
+        os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        path = os.path.join(self._directory, arena_paths.rank_file_name(self.rank, session))
+        record = rank_file.encode(rank_file.RankRecord(self._job, self.rank, session, "h")).hex()
+        command = [sys.executable, "-E", "-S", "-c", _HOLDS_LOCK, path, record]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None  # noqa: S101 - a pipe
+        self._process.stdout.read(1)
+        self._attach()
+
+    def come_back(self) -> None:
+        """To a daemon that was started again."""
+        before, agreed = self.told.pop(m.Attached), self._agreed
+        assert isinstance(before, m.Attached)  # noqa: S101 - by its place
+        self._socket.close(0)
+        self._socket = self._dial()
+        life = agreed or before
+        self._attach(life.incarnation, life.run, before.store_id)
+
+    def _attach(self, incarnation: int = 0, run: bytes = m.NO_RUN, store_id: str = "") -> None:
+        assert self._process is not None  # noqa: S101 - it has begun
+        self._send(
+            m.Attach(
+                seq=self._next(), job=self._job, session=self._session, rank=self.rank,
+                world_size=self._world_size, host="h", pid=self._process.pid, rendezvous=self._rendezvous,
+                incarnation=incarnation, run=run, store_id=store_id,
+            )
+        )  # fmt: skip
+
+    def hand_over(self, step: int) -> None:
+        """Stages a segment. Blocks until that is done."""
+        attached = self._await(m.Attached)
+        save = SaveId(attached.incarnation, 1, step, attached.run)
+        made = write_slot(
+            os.path.join(self._directory, f"made-{self.rank}"), self._job, save, rank=self.rank,
+            world_size=self._world_size, state=SlotState.SEALED,
+        )  # fmt: skip
+        with open(made.path, "rb") as file:
+            content = file.read()
+        os.unlink(made.path)
+        self._send(m.AskSlots(seq=self._next(), capacity=len(content)))
+        slot = self._await(m.SlotGranted).slot
+        with open(os.path.join(self._directory, slot), "r+b") as file:
+            file.write(content)
+        self._send(m.HandOver(seq=self._next(), slot=slot, save=save))
+        self._await(m.Done)
+
+    def ask_load(self) -> None:
+        """Asks for the newest."""
+        self.told.pop(m.LoadFrom, None)
+        self._send(m.AskLoad(seq=self._next()))
+
+    def goes_on(self) -> bool:
+        """Whether its load is not over. Says that it has read what it was sent to."""
+        told = self.told.pop(m.LoadFrom, None)
+        if isinstance(told, m.LoadFrom) and (told.agreed or told.save is None):
+            self._agreed = told
+            return False
+        if isinstance(told, m.LoadFrom) and told.save is not None:
+            self._send(m.ReportLoad(seq=self._next(), save=told.save, tier=told.tier))
+        return True
+
+    def turn(self, timeout_ms: int = 0) -> None:
+        """Takes in what was sent to it. Raises RuntimeError when it was refused something."""
+        while self._socket.poll(timeout_ms):
+            reply = m.decode_reply(self._socket.recv())
+            self.told[type(reply)] = reply
+            if isinstance(reply, m.Refused):
+                raise RuntimeError(f"rank {self.rank}: {reply.message} ({reply.hint})")  # noqa: TRY004 - no fault of types
+            timeout_ms = 0
+
+    def _await(self, kind: type[_R], timeout_s: float = 60.0) -> _R:
+        deadline = time.monotonic() + timeout_s
+        while (reply := self.told.pop(kind, None) if kind is not m.Attached else self.told.get(kind)) is None:
+            if time.monotonic() >= deadline:
+                raise RuntimeError(f"rank {self.rank}: no {kind.__name__} within {timeout_s:.0f} s")
+            self.turn(100)
+        assert isinstance(reply, kind)  # noqa: S101 - by its place
+        return reply
+
+    def _next(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def _send(self, request: m.Request) -> None:
+        self._socket.send(m.encode(request))
+
+    def end(self) -> None:
+        """Its process ends."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+        self._process = None
+
+    def close(self) -> None:
+        """Gives everything back."""
+        self.end()
+        self._socket.close(0)
+
+
+def until(done: Callable[[], bool], ranks: list[Rank], timeout_s: float, what: str) -> None:
+    """Serves ranks until something holds. Raises RuntimeError when it takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        if time.monotonic() >= deadline:
+            raise RuntimeError(f"{what}: not within {timeout_s:.0f} s")
+        time.sleep(0.005)
+        for rank in ranks:
+            rank.turn()

@@ -1,0 +1,120 @@
+"""Which daemons may speak here for which job, and to which of them this one keeps a link. Pure.
+
+Most daemons of a large job never speak to each other: a peer that is only known costs an entry here, and no link.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.protocol.topology import Peer, Topology
+
+Place = tuple[str, str]  # node and key
+
+
+class AddressBook:
+    """Peers by job and node."""
+
+    def __init__(self) -> None:
+        self._peers: dict[JobKey, dict[str, Peer]] = {}
+        self._kept: dict[JobKey, frozenset[str] | None] = {}
+        self._present: dict[JobKey, frozenset[str]] = {}  # nodes of the topology now
+        self._keys: Counter[str] = Counter()  # sites may give one to many
+        self._jobs: dict[Place, dict[JobKey, None]] = {}
+        self._moved: dict[Place, str] = {}  # where a daemon says that it is; that counts for more than what others say
+
+    def add(self, job: JobKey, peer: Peer) -> Peer | None:
+        """Takes it into the job. Returns the peer that the node had there before, if any."""
+        peers = self._peers.setdefault(job, {})
+        before = peers.get(peer.node)
+        if before == peer:
+            return before
+        peers[peer.node] = peer
+        if before is not None and before.key == peer.key:
+            self._moved.pop((peer.node, peer.key), None)
+            return before
+        self._keys[peer.key] += 1
+        self._jobs.setdefault((peer.node, peer.key), {})[job] = None
+        if before is not None:
+            self._drop(job, before)
+        return before
+
+    def remove(self, job: JobKey, node: str) -> Peer | None:
+        """The job has it no more."""
+        peer = self._peers.get(job, {}).pop(node, None)
+        if peer is not None:
+            self._drop(job, peer)
+        return peer
+
+    def forget(self, job: JobKey) -> list[Peer]:
+        """The job is over here. Returns the peers that it had."""
+        peers = list(self._peers.pop(job, {}).values())
+        for peer in peers:
+            self._drop(job, peer)
+        self._present.pop(job, None)
+        self._kept.pop(job, None)
+        return peers
+
+    def _drop(self, job: JobKey, peer: Peer) -> None:
+        self._keys -= Counter([peer.key])
+        jobs = self._jobs[peer.node, peer.key]
+        del jobs[job]
+        if not jobs:
+            del self._jobs[peer.node, peer.key]
+            self._moved.pop((peer.node, peer.key), None)
+
+    def knows(self, key: str) -> bool:
+        """Whether a daemon of that key may connect."""
+        return key in self._keys
+
+    def jobs(self, place: Place) -> list[JobKey]:
+        """Of this daemon, that one is in them, too. Empty: it is a stranger."""
+        return list(self._jobs.get(place, ()))
+
+    def count(self, job: JobKey) -> int:
+        """How many it has."""
+        return len(self._peers.get(job, ()))
+
+    def peer(self, job: JobKey, node: str) -> Peer | None:
+        """The job's peer of that node. From any thread."""
+        return self._peers.get(job, {}).get(node)
+
+    def at(self, place: Place) -> Peer | None:
+        """The peer of that node and key, where it is reached now."""
+        for job in self._jobs.get(place, ()):
+            peer = self._peers[job][place[0]]
+            endpoint = self._moved.get(place)
+            return peer if endpoint is None else msgspec.structs.replace(peer, endpoint=endpoint)
+        return None
+
+    def moved(self, place: Place, endpoint: str) -> None:
+        """It is reached elsewhere now: it says so itself."""
+        self._moved[place] = endpoint
+
+    # --- links
+
+    def keep(self, job: JobKey, nodes: Iterable[str] | None) -> None:
+        """A link is kept to these nodes; None: to all. At first there are none."""
+        self._kept[job] = None if nodes is None else frozenset(nodes)
+
+    def is_kept(self, job: JobKey, node: str) -> bool:
+        """Whether a link to the node is kept."""
+        kept = self._kept.get(job, frozenset())
+        return kept is None or node in kept
+
+    def kept(self, job: JobKey) -> list[Peer]:
+        """Peers to which a link is kept."""
+        kept, peers = self._kept.get(job, frozenset()), self._peers.get(job, {})
+        return list(peers.values()) if kept is None else [peers[node] for node in kept if node in peers]
+
+    # --- topologies
+
+    def present(self, job: JobKey, topology: Topology) -> None:
+        """The job runs on these nodes now."""
+        self._present[job] = frozenset(topology.nodes)
+
+    def former(self, place: Place) -> list[JobKey]:
+        """Jobs that have moved on to other nodes, and keep this one for what it still holds."""
+        return sorted(job for job in self.jobs(place) if place[0] not in self._present.get(job, (place[0],)))

@@ -1,0 +1,440 @@
+"""The links to daemons of other nodes: which there are, what goes over them, what the core learns. No sockets.
+
+A link is made when this daemon has use for it, or the other one has, and rests when neither has.
+"""
+
+import abc
+import logging
+import math
+import random
+import secrets
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+
+from ckptd.core import events as ev
+from ckptd.core.actions import ToNode
+from ckptd.peers.address_book import AddressBook, Place
+from ckptd.peers.bulk_access import Guest, Offers
+from ckptd.peers.link import Down, Got, Link, Up
+from ckptd.peers.packets import (
+    Ask,
+    Body,
+    BodyOnce,
+    Bulk,
+    Envelope,
+    Join,
+    Leave,
+    Mail,
+    Message,
+    Packet,
+    Present,
+    Rest,
+    StepsAsked,
+    decode_body,
+    encode_body,
+    sentence,
+    unknown_message,
+)
+from ckptd.peers.remote import Remote
+from ckptd.peers.shared_jobs import LINGER_S
+from ckptd.peers.turns import Turns
+from ckptd.peers.views import Received
+from ckptd.shared.base.errors import ProtocolError, UnknownMessageError
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.base.log_line import line
+from ckptd.shared.protocol import node_messages
+from ckptd.shared.protocol.topology import Peer, Topology
+
+log = logging.getLogger("ckptd")
+_CONNECT_MOST = 32  # per round of the loop: each takes most of a millisecond
+ROUND_S = 0.01  # the most of a round of the loop that connections, or packets, take
+_IN_PHASE = 32  # links that send their signs of life together
+_PHASE_S = 0.0618  # so much later the next ones
+_SPREAD_PEER_S = 0.001  # so that all nodes that have lost the same one do not dial it at the same moment
+_SPREAD_S = 3.0  # at most
+_ASIDE_S = 60.0  # a link that is not kept, after a message
+_PATIENCE_S = 600.0  # with a silent peer that the job's present topology does not name
+
+
+class Links(abc.ABC):
+    """Nothing blocks; all but ``bulk_address`` and ``bulk_guest`` belongs to the loop's thread.
+
+    What happens is kept as events for ``take_events``. ``unconnected``: remotes whose connection is to be made.
+    """
+
+    _listened_at = math.inf  # all that had arrived by then was received
+
+    def __init__(self, node: str, *, timeout_s: float, clock: Callable[[], float]) -> None:
+        self._node = node
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._instance = self._new_end()
+        self._book = AddressBook()
+        self._remotes: dict[Place, Remote] = {}  # those with a link
+        self.unconnected: deque[Remote] = deque()
+        self._events: list[ev.Event] = []
+        self._mail: list[Received] = []
+        self._turns = Turns()
+        self._offers = Offers()
+        self._once = BodyOnce()
+        self.refused: Counter[str] = Counter()  # what was dropped, by reason
+
+    @abc.abstractmethod
+    def _make_remote(self, peer: Peer, link: Link) -> Remote:
+        """A way to the peer, not connected yet."""
+
+    @abc.abstractmethod
+    def _transmit(self, remote: Remote, packet: Packet) -> None:
+        """Sends a packet, or drops it."""
+
+    @abc.abstractmethod
+    def _admit(self, key: str) -> None:
+        """A daemon of this key may connect from now on."""
+
+    def _lost(self, node: str, now: float) -> None:  # noqa: B027 - where there are tickets, they are due again
+        """The node does not answer, or has left a job."""
+
+    def _new_end(self) -> int:
+        return secrets.randbits(61) + 1
+
+    # --- peers and links
+
+    def meet(self, job: JobKey, peers: Iterable[Peer]) -> None:
+        """Accepts these daemons for the job, beside those it has. One per node: a new key replaces the old."""
+        for peer in peers:
+            if peer.node == self._node:
+                continue
+            before = self._book.add(job, peer)
+            if before == peer:
+                continue
+            if before is None or before.key != peer.key:
+                self._admit(peer.key)
+                if before is not None and (remote := self._remotes.get((before.node, before.key))) is not None:
+                    self._part(remote, job)
+            if (remote := self._remotes.get((peer.node, peer.key))) is not None:
+                remote.move(self._at(peer).endpoint)
+                self._share(remote, job)
+            if self._book.is_kept(job, peer.node):
+                self._need(job, peer)
+
+    def keep(self, job: JobKey, topology: Topology) -> None:
+        """Meets its peers. Those of earlier topologies stay, for what they still hold, until they are long silent."""
+        self._book.present(job, topology)
+        self.meet(job, topology.peers)
+
+    def keep_links(self, job: JobKey, nodes: Iterable[str] | None) -> None:
+        """Keeps a link to these nodes of the job from now on; None: to all of them.
+
+        A link lasts as long as one of its ends has use for it.
+        """
+        before = self._book.kept(job)
+        self._book.keep(job, nodes)
+        for peer in before:
+            remote = self._remotes.get((peer.node, peer.key))
+            if remote is not None and not self._book.is_kept(job, peer.node):
+                self._need(job, peer, self._clock() + LINGER_S)
+        for peer in self._book.kept(job):
+            self._need(job, peer)
+
+    def _need(self, job: JobKey, peer: Peer, until: float = math.inf) -> None:
+        """Has a link to the peer for this job."""
+        remote = self._remotes.get((peer.node, peer.key)) or self._link_to(self._at(peer))
+        if remote.shared.needs(job, until):
+            self._say(remote, Join(job))
+        self._flush(remote)
+
+    def _at(self, peer: Peer) -> Peer:
+        return self._book.at((peer.node, peer.key)) or peer
+
+    def _link_to(self, peer: Peer) -> Remote:
+        phase_s = len(self._remotes) // _IN_PHASE * _PHASE_S
+        link = Link(instance=self._instance, timeout_s=self._timeout_s, new_end=self._new_end, phase_s=phase_s)
+        place = (peer.node, peer.key)
+        remote = self._remotes[place] = self._make_remote(peer, link)
+        remote.down_since = self._clock()
+        for job in self._book.jobs(place):
+            self._share(remote, job)
+        self.unconnected.append(remote)
+        return remote
+
+    def _share(self, remote: Remote, job: JobKey) -> None:
+        if job not in remote.jobs:
+            remote.jobs.add(job)
+            self._offers.refresh(remote)
+            self._join(remote, job)
+            self._events += remote.shared.announce() if remote.link.up else []
+            self._flush(remote)
+
+    def _join(self, remote: Remote, job: JobKey) -> None:
+        self._say(remote, Join(job, needed=remote.shared.is_needed(job)))
+
+    def forget(self, job: JobKey) -> None:
+        """The job is over here: notifies its peers, and drops those of no other job."""
+        for peer in self._book.forget(job):
+            if (remote := self._remotes.get((peer.node, peer.key))) is not None:
+                self._part(remote, job, tell=False)
+
+    def _part_from_former(self, remote: Remote) -> None:
+        for job in self._book.former(remote.place):
+            self._book.remove(job, remote.peer.node)
+            self._part(remote, job)
+
+    def _part(self, remote: Remote, job: JobKey, *, tell: bool = True) -> None:
+        self._say(remote, Leave(job))
+        self._flush(remote)
+        self._events += remote.shared.parted(job, tell=tell)
+        self._offers.refresh(remote)
+        if not remote.jobs:
+            self._close(remote)
+
+    def _close(self, remote: Remote) -> None:
+        if self._remotes.get(remote.place) is remote:
+            del self._remotes[remote.place]
+        self._offers.withdraw(remote)
+        remote.closed = True
+        remote.close()
+
+    # --- messages
+
+    def send(self, job: JobKey, node: str, message: ev.Message) -> bool:
+        """Queues the message; False: the node is not up for the job. Raises ProtocolError when it is too large.
+
+        A node without a link gets one for a while: PeerUp says when what was lost can be sent again.
+        """
+        remote = self._up_for(job, node)
+        self.call(job, node)
+        if remote is None:
+            return False
+        sent = remote.link.send(self._once.of(message))
+        self._flush(remote)
+        return sent
+
+    def call(self, job: JobKey, node: str) -> bool:
+        """Has a link to a node that none is kept to, for a while. False: one is kept, or the node is not known."""
+        peer = self._book.peer(job, node)
+        if peer is None or self._book.is_kept(job, node):
+            return False
+        self._need(job, peer, self._clock() + _ASIDE_S)
+        return True
+
+    def write(self, job: JobKey, node: str, body: Mail) -> bool:
+        """Queues a question or an answer; False: the node is not up for the job, or it is too large."""
+        remote = self._up_for(job, node)
+        if remote is None:
+            return False
+        try:
+            return self._say(remote, body)
+        except ProtocolError:
+            return False
+        finally:
+            self._flush(remote)
+
+    def _up_for(self, job: JobKey, node: str) -> Remote | None:
+        remote = self._remote_of(job, node)
+        return remote if remote is not None and job in remote.shared.told else None
+
+    def _remote_of(self, job: JobKey, node: str) -> Remote | None:
+        peer = self._book.peer(job, node)
+        return self._remotes.get((peer.node, peer.key)) if peer is not None else None
+
+    def take_mail(self) -> list[Received]:
+        """Questions and answers that ``receive`` found since the last call."""
+        mail, self._mail = self._mail, []
+        return mail
+
+    def carry(self, action: ToNode) -> None:
+        """Sends to the node, or to all others of the job. One that is not up gets nothing; it is resent later."""
+        to = [action.node] if action.node is not None else [r.peer.node for r in self._remotes.values()]
+        for node in to:
+            try:
+                self.send(action.job, node, action.message)
+            except ProtocolError as error:
+                log.error(line("message lost", job=action.job.job, node=node, error=error))  # noqa: TRY400 - the message says it all
+
+    # --- packets and time
+
+    def _take_packet(self, place: Place, envelope: Envelope, now: float) -> Remote | None:
+        """The remote whose link took the packet; None when it was dropped. place: whose key signed for it."""
+        remote = self._remotes.get(place)
+        peer = remote.peer if remote is not None else self._book.at(place)
+        if peer is None or envelope.receiver != self._node:
+            self.refused["sender" if peer is None else "receiver"] += 1
+            return None
+        if envelope.endpoint and envelope.endpoint != peer.endpoint:
+            self._book.moved(place, envelope.endpoint)
+            peer = self._at(peer)
+        if remote is None:
+            if not envelope.packet.hello:
+                return None  # the last of a link that rests
+            remote = self._link_to(peer)
+        remote.move(peer.endpoint)
+        remote.trouble, remote.release = "", envelope.release
+        remote.link.receive(envelope.packet, now)
+        return remote
+
+    def tick(self) -> list[ev.Event]:
+        """What is due: connections, resends, signs of life, peers that fell silent, links of no use."""
+        now = self._clock()
+        for _ in range(min(_CONNECT_MOST, len(self.unconnected))):
+            remote = self.unconnected.popleft()
+            if not remote.closed:
+                remote.connect()
+                self._flush(remote)
+            if self._clock() >= now + ROUND_S:
+                break
+        for remote in self._turns.take(now):
+            if remote.closed:
+                continue
+            self._flush(remote)
+            remote.look(now)
+            self._look_at(remote, now)
+        return self.take_events()
+
+    def _look_at(self, remote: Remote, now: float) -> None:
+        """Whether it is late, redialled, or of no use any more."""
+        self._events += remote.shared.overdue(now)
+        if remote.redial_at is not None and now >= remote.redial_at:
+            remote.redial_at = None
+            self.unconnected.append(remote)
+        for job in remote.shared.expired(now):
+            self._join(remote, job)
+            self._flush(remote)
+        down_s = now - remote.down_since if remote.down_since is not None else 0.0
+        if down_s >= _PATIENCE_S:
+            self._part_from_former(remote)
+        if remote.closed or remote.shared.needed:
+            return
+        if down_s >= self._timeout_s:
+            self._close(remote)
+        elif remote.link.up and not remote.link.queued and remote.shared.idle(now):
+            self._rest(remote, now)
+
+    def next_deadline(self) -> float | None:
+        """When something is due at the latest; None: there is nobody to talk to."""
+        return 0.0 if self._events or self.unconnected else self._turns.next
+
+    def take_events(self) -> list[ev.Event]:
+        """What has happened since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def _flush(self, remote: Remote) -> None:
+        """Does what the link has to tell, then sends what it has to send, until neither is left."""
+        now = self._clock()
+        while True:
+            for packet in remote.link.step(now, min(now, self._listened_at)):
+                self._transmit(remote, packet)
+            updates = remote.link.take_updates()
+            if not updates:
+                break
+            for item in updates:
+                match item:
+                    case Up():
+                        self._up(remote, now, fresh=item.fresh)
+                    case Down():
+                        self._down(remote, now)
+                    case Got():
+                        self._got(remote, item.body)
+        if not remote.closed:
+            by = min(remote.link.next_deadline(), remote.shared.next_deadline(up=remote.link.up))
+            self._turns.see_to(remote, by if remote.redial_at is None else min(by, remote.redial_at))
+
+    # --- what the link reports
+
+    def _up(self, remote: Remote, now: float, *, fresh: bool) -> None:
+        remote.down_since, remote.left = None, False
+        remote.foreign = "" if fresh else remote.foreign
+        remote.shared.connected(now, fresh=fresh)
+        self._offers.withdraw(remote)
+        self._say(remote, self._offers.renew(remote))
+        for job in sorted(remote.jobs):
+            self._join(remote, job)
+
+    def _down(self, remote: Remote, now: float) -> None:
+        remote.down_since = now
+        self._offers.withdraw(remote)
+        self._lost(remote.peer.node, now)
+        self._events += remote.shared.disconnected()
+        if remote.shared.needed:  # what fills the old connection is of no use any more
+            peers = max(self._book.count(job) for job in remote.shared.needed)
+            remote.redial_at = now + random.uniform(0.0, min(_SPREAD_S, peers * _SPREAD_PEER_S))  # noqa: S311 - no secret
+        else:
+            self._close(remote)  # who needs it says hello
+
+    def _rest(self, remote: Remote, now: float) -> None:
+        """Neither end has use for the link."""
+        self._say(remote, Rest())
+        for packet in remote.link.step(now):
+            self._transmit(remote, packet)
+        self._rested(remote)
+
+    def _rested(self, remote: Remote) -> None:
+        self._events += remote.shared.rested()
+        self._close(remote)
+        for job, until in remote.shared.needed.items():  # it was on its way to say so
+            self._need(job, remote.peer, until)
+
+    def _got(self, remote: Remote, raw: bytes) -> None:
+        try:
+            body = decode_body(raw)
+            match body:
+                case Join(job=job, needed=needed):
+                    self._events += remote.shared.joined(job, needed=needed)
+                case Leave(job=job):
+                    self._events += remote.shared.left(job)
+                    remote.left = not remote.shared.theirs
+                    self._lost(remote.peer.node, self._clock())
+                case Rest():
+                    self._rested(remote)
+                case Present():
+                    self.refused["sender"] += 1  # over a link, where no ticket is needed
+                case Bulk():
+                    self._offers.take(remote, body)
+                case Message(message=message):
+                    self._message(remote, node_messages.decode(message))
+                case Ask(job=job) | StepsAsked(job=job) if job not in remote.jobs:
+                    self.refused["job"] += 1
+                case _:
+                    self._mail.append(Received(remote.peer.node, body))
+        except UnknownMessageError as error:
+            self.refused["unknown"] += 1
+            remote.foreign = sentence(unknown_message(error.kind, remote.peer.node, remote.release))
+        except ProtocolError as error:
+            self.refused["malformed"] += 1
+            remote.trouble = error.message
+
+    def _message(self, remote: Remote, message: ev.Message) -> None:
+        of_job = not isinstance(message, ev.Report) or message.event.job == message.job
+        peer = remote.peer
+        if isinstance(message, ev.Report) and isinstance(message.event, ev.NodeAttached):
+            peer = message.event.peer
+        if message.job not in remote.jobs or not of_job:
+            self.refused["job"] += 1
+        elif (peer.node, peer.key) != remote.place or message.node != remote.peer.node:
+            self.refused["sender"] += 1
+        else:
+            self._events.append(message)
+
+    def _say(self, remote: Remote, body: Body) -> bool:
+        return remote.link.send(encode_body(body))
+
+    # --- bulk
+
+    def offer_bulk(self, port: int) -> None:
+        """From here on peers receive this port of the same host for byte ranges."""
+        self._offers.port = port
+        for remote in self._remotes.values():
+            if remote.link.up:
+                self._say(remote, self._offers.renew(remote))
+                self._flush(remote)
+
+    def bulk_address(self, job: JobKey, node: str) -> tuple[str, int, str, bytes] | None:
+        """Where and how to fetch the job's bytes from the node; None while it is down. From any thread.
+
+        Host, port, link id, secret. Two daemons may call themselves the same, each in jobs of its own.
+        """
+        return self._offers.address(self._remote_of(job, node))
+
+    def bulk_guest(self, link_id: str) -> Guest | None:
+        """Who comes under this link id; None: nobody, or a link that is over. From any thread."""
+        return self._offers.guests.get(link_id)

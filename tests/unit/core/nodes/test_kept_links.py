@@ -1,0 +1,85 @@
+"""Links lead to the coordinator and inside the sets; what needed a link to all nodes works without."""
+
+import pytest
+
+from ckptd.core import actions as act
+from ckptd.core import events as ev
+from tests.unit.core.nodes.a_cluster import KEY, ONE, ACluster
+
+NODES = "abcdefgh"
+
+
+def a_job(homes=NODES):
+    cluster = ACluster(NODES, set_size=4)
+    cluster.connect(homes)
+    return cluster
+
+
+def sets_of(cluster):
+    return {frozenset(node.job.node.protection.members) for node in cluster.nodes.values()}
+
+
+def test_links_are_to_the_coordinator_and_inside_the_sets():
+    cluster = a_job()
+    assert {len(members) for members in sets_of(cluster)} == {4}
+    wanted = {frozenset(("a", node)) for node in NODES[1:]}
+    wanted |= {frozenset((one, two)) for members in sets_of(cluster) for one in members for two in members - {one}}
+    assert cluster.links == wanted
+    cluster.stage(ONE)
+    assert all("protected" in cluster.milestones(rank, ONE) for rank in range(8))
+    assert cluster.links == wanted
+
+
+@pytest.fixture
+def orphans():
+    """The coordinator was lost when all had voted."""
+    cluster = a_job()
+    cluster.held = {act.Commit}
+    cluster.stage(ONE)
+    assert [node.name for node, _ in cluster.waiting] == ["a"]
+    cluster.waiting = []
+    return cluster
+
+
+def test_the_set_of_a_lost_coordinator_makes_its_commit_and_the_others_find_it_made(orphans):
+    (own,) = [members for members in sets_of(orphans) if "a" in members]
+    orphans.lose("a")
+    ((node, commit),) = orphans.waiting
+    assert node.name == min(own - {"a"})
+    assert commit.save == ONE
+    orphans.release()
+    durable = {NODES[rank] for rank in range(1, 8) if "durable" in orphans.milestones(rank, ONE)}
+    assert durable == own - {"a"}
+    orphans.tick(0.1)
+    orphans.tick(10.0)
+    assert all("durable" in orphans.milestones(rank, ONE) for rank in range(1, 8))
+
+
+def test_another_set_makes_the_commit_when_the_coordinator_s_whole_set_is_lost(orphans):
+    (own,) = [members for members in sets_of(orphans) if "a" in members]
+    orphans.held = set()
+    for name in sorted(own):
+        orphans.cut_off(name)
+    orphans.store.committed.clear()
+    orphans.tick(0.1)
+    orphans.tick(10.0)
+    assert ONE in orphans.store.committed
+    assert all("durable" in orphans.milestones(NODES.index(name), ONE) for name in set(NODES) - own)
+
+
+def test_a_coordinator_that_answers_again_makes_the_commit_itself(orphans):
+    orphans.cut_off("a")
+    orphans.waiting = []
+    orphans.heal("a")
+    orphans.tick(0.1)
+    orphans.tick(10.0)
+    assert {node.name for node, _ in orphans.waiting} <= {"a"}
+
+
+def test_a_link_that_rests_is_no_node_that_was_lost():
+    cluster = a_job()
+    node = cluster.nodes["b"]
+    for rests in (True, False):
+        cluster.say(node, ev.PeerDown(job=KEY, node="g", rests=rests))
+        cluster.settle()
+        assert ("g" in node.job.node.membership.down) is not rests
