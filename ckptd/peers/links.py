@@ -38,7 +38,7 @@ from ckptd.peers.packets import (
 from ckptd.peers.remote import Remote
 from ckptd.peers.shared_jobs import LINGER_S
 from ckptd.peers.turns import Turns
-from ckptd.peers.views import Received
+from ckptd.peers.views import PeerView, Received
 from ckptd.shared.base.errors import ProtocolError, UnknownMessageError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.base.log_line import line
@@ -336,7 +336,8 @@ class Links(abc.ABC):
                     case Got():
                         self._got(remote, item.body)
         if not remote.closed:
-            by = min(remote.link.next_deadline(), remote.shared.next_deadline(up=remote.link.up))
+            rests = remote.link.up and not remote.link.queued
+            by = min(remote.link.next_deadline(), remote.shared.next_deadline(rests=rests))
             self._turns.see_to(remote, by if remote.redial_at is None else min(by, remote.redial_at))
 
     # --- what the link reports
@@ -438,3 +439,12 @@ class Links(abc.ABC):
     def bulk_guest(self, link_id: str) -> Guest | None:
         """Who comes under this link id; None: nobody, or a link that is over. From any thread."""
         return self._offers.guests.get(link_id)
+
+    def views(self) -> list[PeerView]:
+        """Peers with a link, by node."""
+        return [
+            PeerView(
+                remote.peer.node, remote.peer.endpoint, remote.link.up, remote.link.queued, tuple(sorted(remote.jobs))
+            )
+            for _, remote in sorted(self._remotes.items(), key=lambda item: item[0])
+        ]

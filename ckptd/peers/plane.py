@@ -14,7 +14,6 @@ from ckptd.peers.meetings import Meetings
 from ckptd.peers.packets import Packet, decode_envelope, sentence, wrap
 from ckptd.peers.remote import Remote
 from ckptd.peers.sockets import listen
-from ckptd.peers.views import PeerView
 from ckptd.peers.zap import Authenticator
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import JobKey
@@ -165,12 +164,3 @@ class PeerPlane(Links):
         if self._identity.problem and self._remotes:
             lines.append(self._identity.problem)
         return lines
-
-    def views(self) -> list[PeerView]:
-        """Peers with a link, by node."""
-        return [
-            PeerView(
-                remote.peer.node, remote.peer.endpoint, remote.link.up, remote.link.queued, tuple(sorted(remote.jobs))
-            )
-            for _, remote in sorted(self._remotes.items(), key=lambda item: item[0])
-        ]

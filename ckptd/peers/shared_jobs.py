@@ -105,11 +105,11 @@ class SharedJobs:
         """Whether neither side has use for it, and has had the time to say so."""
         return not self.needed and not self._needed_there and now >= self._idle_from
 
-    def next_deadline(self, *, up: bool) -> float:
-        """When overdue, expired or (the link is up) idle may have something."""
+    def next_deadline(self, *, rests: bool) -> float:
+        """When overdue, expired or (the link could rest) idle may have something."""
         times = [*self.needed.values()]
         times += [self.awaited_until] if self.awaited else []
-        times += [self._idle_from] if up and not self.needed and not self._needed_there else []
+        times += [self._idle_from] if rests and not self.needed and not self._needed_there else []
         return min(times, default=math.inf)
 
     def overdue(self, now: float) -> list[ev.Event]:

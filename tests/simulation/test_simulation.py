@@ -149,8 +149,8 @@ def test_every_action_of_the_core_has_an_effect():
     asynchronous = set(effects._EFFECTS)
     immediate = {
         act.ToRank, act.ToNode, act.FreeSlot, act.UnlinkSlot, act.KeepTopology, act.StopEncode, act.DropChunk,
-        act.KeepNumber, act.RememberStore, act.ForgetJob, act.MeetPeers, act.Meet, act.EndMeeting, act.KeepLinks,
-        act.Note,
+        act.KeepNumber, act.RememberStore, act.ForgetJob, act.MeetPeers, act.Meet, act.EndMeeting,
+        act.KeepLinks, act.Note,
     }  # fmt: skip
     off = {act.DrainParity}  # unless a daemon is told to
     off |= {act.HoldRanks, act.AnnounceStep}  # nobody preempts a job here: tests/property/test_preemption.py
