@@ -41,16 +41,6 @@ class Costs:
             return self.rank_s + self.decode_byte_s * sizes.of_attach(event)
         return self.rank_s if getattr(event, "request", 0) else self.local_s
 
-    @property
-    def link_s(self) -> float:
-        """Of a new link at either of its ends: both handshakes, and some four packets each way (hello, join, bulk)."""
-        return 2 * self.handshake_s + 4 * (self.packet_in_s + self.packet_out_s)
-
-    @property
-    def idle_link_share(self) -> float:
-        """Of a loop's time, for the keep-alives of one link: four in each timeout, in and out."""
-        return 4 / self.peer_timeout_s * (self.packet_in_s + self.packet_out_s)
-
     def times(self, factor: float) -> "Costs":
         """Of a machine so many times slower."""
         names = ("packet_in_s", "packet_out_s", "decode_byte_s", "encode_byte_s", "rank_s", "local_s", "handshake_s")

@@ -2,8 +2,7 @@
 
 8 ranks a node, the product's defaults, nothing goes wrong but what the play is about. A play fails when it does not
 come to its end in time, when links are lost for no reason, or when the coordinator's loop is busy for longer than its
-bar. Links are played where messages go (to the coordinator, inside the sets); all others cost both sides what links
-cost. What comes before the measured part is played at no cost.
+bar. What comes before the measured part is played at no cost.
 """
 
 import argparse
@@ -116,7 +115,7 @@ class Crowd:
         sets = redundancy_sets([m.peer for m in world.nodes.values()], SET_SIZE)
         of = {name: number for number, members in enumerate(sets) for name in members}
         self.chief = next(iter(world.nodes))
-        world.network.wanted = lambda a, b: self.chief in {a, b} or of[a] == of[b]
+        self.linked = lambda a, b: self.chief in {a, b} or of[a] == of[b]
         self.launcher = world.launchers[0]
         self.launcher._placement = lambda: [m for m in world.nodes.values() for _ in range(RANKS)]  # type: ignore[method-assign]
         if filled:
@@ -257,7 +256,7 @@ def lost(nodes: int, costs: Costs) -> Figures:
 
 
 def _links_of(crowd: Crowd, name: str) -> list[tuple[str, str]]:
-    return [(name, other) for other in crowd.world.nodes if other != name and crowd.world.network.wanted(name, other)]
+    return [(name, other) for other in crowd.world.nodes if other != name and crowd.linked(name, other)]
 
 
 def restart(nodes: int, costs: Costs) -> Figures:

@@ -6,7 +6,7 @@ The receiver takes packets of its connections by turns. A node sends and receive
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ckptd.core import events as ev
@@ -77,7 +77,6 @@ class Wire:
         self.kinds: Counter[str] = Counter()
         self.dropped = 0
         self.bad_weather = False
-        self.wanted: Callable[[str, str], bool] = lambda _a, _b: True
 
     def new_end(self) -> int:
         """Of a link."""
