@@ -83,3 +83,21 @@ def test_a_link_that_rests_is_no_node_that_was_lost():
         cluster.say(node, ev.PeerDown(job=KEY, node="g", rests=rests))
         cluster.settle()
         assert ("g" in node.job.node.membership.down) is not rests
+
+
+def test_links_to_sources_of_copies_are_kept_while_those_are_on_their_way():
+    cluster = ACluster(NODES, set_size=4)
+    cluster.replicas = 1
+    cluster.connect(NODES)
+    cluster.stage(ONE)
+    cluster.end_ranks()
+    cluster.connect(NODES)
+    before = {node.name: node.wanted for node in cluster.nodes.values()}
+    cluster.held = {act.FetchSegment}
+    for rank in range(8):
+        cluster.say(cluster.node(rank), ev.LoadAsked(job=KEY, rank=rank, session=cluster.sid, request=cluster.seq()))
+    cluster.settle()
+    assert {node.name for node, _ in cluster.waiting} == set(NODES)
+    assert all(cluster.nodes[name].wanted == set(NODES) - {name} for name in NODES[1:])
+    cluster.release()
+    assert {node.name: node.wanted for node in cluster.nodes.values()} == before
