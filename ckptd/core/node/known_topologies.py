@@ -3,6 +3,8 @@
 The first member of a redundancy set asks the coordinator, the others ask that member. Pure.
 """
 
+from collections.abc import Iterable
+
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, KeepTopology, MeetPeers, Note, ToNode
 from ckptd.core.links import Links
@@ -65,10 +67,8 @@ class KnownTopologies:
         self._known = {digest: t for digest, t in self._known.items() if digest in (self.digest, order.outside)}
         self._wanted = {digest for digest in (self.digest, order.outside) if digest} - self._known.keys()
         self._asked = ""
-        members = self.place.members if self.place is not None else ()
-        others = tuple(peer for peer in members if peer.node != self._node)
-        meet = [MeetPeers(job=self._job, peers=others)] if others and self.present is None else []
-        return [*meet, *self._keep(former), *self._ask()]
+        members = self.place.members if self.place is not None and self.present is None else ()
+        return [*self._meet(members), *self._keep(former), *self._ask()]
 
     def kept(self, event: ev.TopologyKept) -> list[Action]:
         """What an earlier process of this daemon knew."""
@@ -76,7 +76,10 @@ class KnownTopologies:
         self.since, self._epoch, self._coordinator = event.since, event.epoch, event.topology.coordinator
         self._known[event.topology.digest] = event.topology
         self.place = Placement(event.topology).place(self._node)
-        others = tuple(peer for peer in (*event.topology.peers, *event.outside) if peer.node != self._node)
+        return self._meet((*event.topology.peers, *event.outside))
+
+    def _meet(self, peers: Iterable[Peer]) -> list[Action]:
+        others = tuple(peer for peer in peers if peer.node != self._node)
         return [MeetPeers(job=self._job, peers=others)] if others else []
 
     def _keep(self, former: tuple[str, ...]) -> list[Action]:
@@ -92,9 +95,7 @@ class KnownTopologies:
             outside=self.outside,
             former=former,
         )
-        others = tuple(peer for peer in (*self.present.peers, *self.outside) if peer.node != self._node)
-        meet = [MeetPeers(job=self._job, peers=others)] if others else []
-        return [*meet, keep]
+        return [*self._meet((*self.present.peers, *self.outside)), keep]
 
     # --- by digest
 
