@@ -4,10 +4,11 @@ Collective. Every rank calls it, in the same order as other collectives; how lar
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ckptd.shared.base.errors import ConnectError
 from ckptd_client._local.meeting import turns
+from ckptd_client._local.meeting_store import Store
 
 _PATIENCE_S = 600.0  # for ranks that look for their daemons, each as long as its connect_timeout_s
 
@@ -27,16 +28,6 @@ Settle = Callable[[bytes, bytes], Settled]
 def settle_alone(offer: bytes, problem: bytes) -> Settled:
     """Of a rank that exchanges no messages with others."""
     return Settled(0, offer, problem)
-
-
-class Store(Protocol):
-    """The methods of torch.distributed.Store that are used here."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def add(self, key: str, amount: int) -> int: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def delete_key(self, key: str) -> bool: ...
 
 
 class StoreSettlement:

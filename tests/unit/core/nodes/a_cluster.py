@@ -272,13 +272,17 @@ class ACluster:
             )  # fmt: skip
         self.settle()
 
+    def ask(self, run: bytes | None = None) -> dict[int, int]:
+        """All ranks ask for the newest; the request of each."""
+        seqs = {rank: self.seq() for rank in range(len(self.homes))}
+        for rank, seq in seqs.items():
+            self.say(self.node(rank), ev.LoadAsked(job=KEY, rank=rank, session=self.sid, request=seq, run=run))
+        self.settle()
+        return seqs
+
     def load(self, damaged: Container[tuple[int, Tier]] = (), run: bytes | None = None) -> list[object]:
         """All ranks load; the answers that end it. ``tiers``: where each rank read. damaged: what they cannot read."""
-        seqs = {}
-        for rank in range(len(self.homes)):
-            seqs[rank] = self.seq()
-            self.say(self.node(rank), ev.LoadAsked(job=KEY, rank=rank, session=self.sid, request=seqs[rank], run=run))
-        self.settle()
+        seqs = self.ask(run)
         self.tiers = {}
         answers = {rank: self.answer(rank, seqs[rank]) for rank in seqs}
         while all(isinstance(a, LoadFrom) and a.save is not None and not a.agreed for a in answers.values()):

@@ -17,15 +17,6 @@ def exchange_of(rank):
     return ExchangeAddress("127.0.0.1", 1000 + rank, SECRET)
 
 
-def ask(cluster):
-    """All ranks ask for the newest; the request of each."""
-    seqs = {rank: cluster.seq() for rank in range(len(cluster.homes))}
-    for rank, seq in seqs.items():
-        cluster.say(cluster.node(rank), ev.LoadAsked(job=KEY, rank=rank, session=cluster.sid, request=seq))
-    cluster.settle()
-    return seqs
-
-
 def places(cluster, ranks, read, *, mute=()):
     """These ranks ask for their places, each with an address unless it is mute; the requests."""
     seqs = {rank: cluster.seq() for rank in ranks}
@@ -58,7 +49,7 @@ def a_job_on_the_store(homes, *, lost):
 
 def test_nodes_that_are_sent_to_the_store_receive_the_address_of_their_parent():
     cluster = a_job_on_the_store("aabb", lost="ab")
-    answers = told(cluster, ask(cluster))
+    answers = told(cluster, cluster.ask())
     assert {(answer.tier, answer.read) for answer in answers.values()} == {(Tier.PFS, answers[0].read)}
     assert [answer.readers for answer in answers.values()] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     found = told(cluster, places(cluster, [0, 2], answers[0].read))
@@ -77,14 +68,14 @@ def test_the_order_has_the_same_size_at_any_number_of_nodes_and_no_address():
         perform(node, action)
 
     cluster.perform = seen
-    ask(cluster)
+    cluster.ask()
     assert orders
     assert {order.tiers.others for order in orders} == {()}
 
 
 def test_a_parent_whose_rank_comes_later_answers_then():
     cluster = a_job_on_the_store("aabb", lost="ab")
-    read = told(cluster, ask(cluster))[0].read
+    read = told(cluster, cluster.ask())[0].read
     early = places(cluster, [2], read)
     assert told(cluster, early) == {2: None}
     places(cluster, [0], read)
@@ -93,7 +84,7 @@ def test_a_parent_whose_rank_comes_later_answers_then():
 
 def test_a_parent_whose_rank_never_comes_costs_patience():
     cluster = a_job_on_the_store("aabb", lost="ab")
-    early = places(cluster, [2], told(cluster, ask(cluster))[0].read)
+    early = places(cluster, [2], told(cluster, cluster.ask())[0].read)
     cluster.tick(0)
     assert told(cluster, early) == {2: None}
     cluster.tick(PATIENCE_S)
@@ -103,7 +94,7 @@ def test_a_parent_whose_rank_never_comes_costs_patience():
 
 def test_a_parent_that_does_not_answer_is_not_waited_for():
     cluster = a_job_on_the_store("abc", lost="abc")
-    early = places(cluster, [2], told(cluster, ask(cluster))[0].read)
+    early = places(cluster, [2], told(cluster, cluster.ask())[0].read)
     cluster.say(cluster.nodes["c"], ev.PeerDown(job=KEY, node="a"))
     cluster.settle()
     assert told(cluster, early)[2].parent is None
@@ -111,7 +102,7 @@ def test_a_parent_that_does_not_answer_is_not_waited_for():
 
 def test_a_parent_without_a_port_is_none():
     cluster = a_job_on_the_store("aabb", lost="ab")
-    read = told(cluster, ask(cluster))[0].read
+    read = told(cluster, cluster.ask())[0].read
     found = told(cluster, places(cluster, [0, 2], read, mute={0}))
     assert found[2].parent is None
     assert found[2].count == 2
@@ -119,13 +110,13 @@ def test_a_parent_without_a_port_is_none():
 
 def test_a_rank_that_reads_memory_takes_part_in_no_read():
     cluster = a_job_on_the_store("aabb", lost="")
-    answers = told(cluster, ask(cluster))
+    answers = told(cluster, cluster.ask())
     assert {(answer.tier, answer.read) for answer in answers.values()} == {(Tier.ARENA, "")}
 
 
 def test_only_nodes_that_are_sent_to_the_store_have_places():
     cluster = a_job_on_the_store("abc", lost="ac")
-    answers = told(cluster, ask(cluster))
+    answers = told(cluster, cluster.ask())
     tiers = [answers[rank].tier for rank in range(3)]
     assert tiers == [Tier.PFS, Tier.ARENA, Tier.PFS]
     found = told(cluster, places(cluster, [0, 1, 2], answers[0].read))
@@ -143,7 +134,7 @@ def test_all_nodes_have_places_in_a_read_that_is_no_load(monkeypatch):
 
 def test_a_daemon_that_restarts_knows_no_place_and_its_ranks_read_by_themselves():
     cluster = a_job_on_the_store("abc", lost="abc")
-    read = told(cluster, ask(cluster))[0].read
+    read = told(cluster, cluster.ask())[0].read
     cluster.nodes["a"].restart()
     cluster.settle()
     cluster.return_ranks("a", 2)
@@ -153,5 +144,5 @@ def test_a_daemon_that_restarts_knows_no_place_and_its_ranks_read_by_themselves(
 @pytest.mark.parametrize("read", ["load.1.9", "load.x"])
 def test_a_read_without_an_order_has_no_places(read):
     cluster = a_job_on_the_store("abc", lost="abc")
-    ask(cluster)
+    cluster.ask()
     assert {place.count for place in told(cluster, places(cluster, range(3), read)).values()} == {0}

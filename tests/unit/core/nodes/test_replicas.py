@@ -37,15 +37,6 @@ def test_a_coordinator_that_takes_over_after_a_loss_finds_the_save_whole_and_dra
     assert ONE in job.store.committed
 
 
-def ask(job):
-    """All ranks ask for the newest; the request of each."""
-    seqs = {rank: job.seq() for rank in range(len(job.homes))}
-    for rank, seq in seqs.items():
-        job.say(job.node(rank), ev.LoadAsked(job=KEY, rank=rank, session=job.sid, request=seq))
-    job.settle()
-    return seqs
-
-
 def report(job, orders, problem=""):
     """All ranks report on what they were sent to; the answers."""
     seqs = {rank: job.seq() for rank in orders}
@@ -81,7 +72,7 @@ def test_replicas_get_each_others_segments_and_keep_them_for_the_load_alone():
     job.stage(ONE)
     job.end_ranks()
     job.connect("abc")
-    seqs = ask(job)
+    seqs = job.ask()
     orders = {rank: job.answer(rank, seq) for rank, seq in seqs.items()}
     assert {(order.save, order.whole, order.tier) for order in orders.values()} == {(ONE, True, Tier.PEER)}
     assert held(job) == [3, 3, 3]
@@ -94,7 +85,7 @@ def test_they_keep_nothing_for_a_load_that_fails():
     job.stage(ONE)
     job.end_ranks()
     job.connect("abc")
-    ask(job)
+    job.ask()
     assert held(job) == [3, 3, 3]
     job.say(job.nodes["b"], ev.RankGone(job=KEY, rank=1, session=job.sid))
     job.settle()
@@ -113,7 +104,7 @@ def test_replicas_restore_from_memory_at_any_number_of_nodes(sets):
     job.end_ranks()
     job.connect(names)
     seen = messages_of(job)
-    orders = {rank: job.answer(rank, seq) for rank, seq in ask(job).items()}
+    orders = {rank: job.answer(rank, seq) for rank, seq in job.ask().items()}
     assert {(order.save, order.whole, order.tier) for order in orders.values()} == {(ONE, True, Tier.PEER)}
     assert set(held(job)) == {66 // sets}
     gathers = [message for _, message in seen if isinstance(message, ev.GatherOrdered)]
@@ -145,7 +136,7 @@ def test_a_node_that_was_replaced_gets_its_own_segment_first():
     job.stage(ONE)
     job.end_ranks()
     job.connect("abed")  # rank 2 runs on another node, and c answers
-    orders = {rank: job.answer(rank, seq) for rank, seq in ask(job).items()}
+    orders = {rank: job.answer(rank, seq) for rank, seq in job.ask().items()}
     assert {(order.save, order.whole, order.tier) for order in orders.values()} == {(ONE, True, Tier.PEER)}
     assert all(answer.agreed for answer in report(job, orders).values())
     assert [len(job.nodes[name].job.node.slots.holding(ONE)) for name in "abed"] == [1, 1, 1, 1]
@@ -157,7 +148,7 @@ def test_a_link_that_came_back_is_given_the_order_again():
     job.end_ranks()
     job.connect("abc")
     job.held = {act.FetchSegment}
-    seqs = ask(job)
+    seqs = job.ask()
     job.waiting = [(node, action) for node, action in job.waiting if node.name != "b"]  # lost with its daemon
     job.nodes["b"].restart()
     job.settle()
@@ -177,7 +168,7 @@ def test_what_does_not_come_in_time_is_read_from_the_store():
     job.end_ranks()
     job.connect("abc")
     job.held = {act.FetchSegment}
-    seqs = ask(job)
+    seqs = job.ask()
     job.tick(3601)
     orders = {rank: job.answer(rank, seq) for rank, seq in seqs.items()}
     assert {(order.save, order.tier) for order in orders.values()} == {(ONE, Tier.PFS)}
