@@ -49,6 +49,21 @@ class RankAttached(Event, frozen=True, kw_only=True):
     here: Peer | None = None  # this node's daemon
 
 
+class SegmentStaged(FromRank, frozen=True, kw_only=True):
+    """The rank sealed its whole segment in a slot. The caller has checked the seal against this.
+
+    ``late``: what verifies its late copies, for the status of this node.
+    """
+
+    world_size: int
+    slot: str
+    save: SaveId
+    nbytes: int
+    drain: bool = False
+    attestations: tuple[Attestation, ...] = ()
+    late: str = ""
+
+
 class SlotsAsked(FromRank, frozen=True, kw_only=True):
     """The rank needs slots of at least capacity bytes and has given back those granted to it."""
 

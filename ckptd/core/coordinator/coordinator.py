@@ -46,7 +46,7 @@ class Coordinator:
         self.preemption = Preemption(job, node)
         self._know_nothing()
         self._now = 0.0  # of the last event
-        self._touched = self._stale = True  # since the last tick; since the last look at the deadline
+        self._stale = True  # since the last look at the deadline
         self._due: float | None = None  # the deadline, unless it is stale
         self._blank = False  # the last scan found no store at its path
         self._looked_at = 0.0  # when the store was scanned last
@@ -76,7 +76,7 @@ class Coordinator:
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """What to do about a report of a node, or the outcome of an action of the coordinator."""
-        self._now, self._touched, self._stale = now, True, True
+        self._now, self._stale = now, True
         if not isinstance(event, ev.Report):
             return [*self.events[type(event)](event, now), *self._react(now)]
         fact = event.event
@@ -110,8 +110,8 @@ class Coordinator:
             ev.SegmentsGathered: self.restores.gathered,
             ev.NodeAttached: self._attached,
             **dict.fromkeys((ev.RankGone, ev.RankDetached), lambda _, event, now: self._left(event, now)),
-            ev.SegmentStaged: self._staged,
-            ev.SegmentReleased: self._released,
+            ev.SegmentsStaged: self._staged,
+            ev.SegmentsReleased: self._released,
             ev.SaveSkipped: self._skipped,
             ev.DrainAsked: lambda _node, _event, now: self.saves.drain_newest(now),
             ev.PreemptAsked: lambda _, event, now: self.preemption.asked(event, self.sessions, now),
@@ -225,7 +225,7 @@ class Coordinator:
 
     # --- reports of nodes
 
-    def _released(self, node: str, event: ev.SegmentReleased, _now: float) -> list[Action]:
+    def _released(self, node: str, event: ev.SegmentsReleased, _now: float) -> list[Action]:
         actions = self.saves.released(node, event)
         return [*actions, *self._sort_runs()] if self.runs.released(node, event) else actions
 
@@ -263,9 +263,9 @@ class Coordinator:
         actions = self._missed.catch_up(node, event)
         self.sessions.heard_number(event.incarnation, event.run, event.session)
         segments, chunks = self.runs.sift(node, event)
-        actions += self._sort_runs()
-        actions += self.sessions.heard_epoch(event.session, event.epoch)
+        actions += [*self._sort_runs(), *self.sessions.heard_epoch(event.session, event.epoch)]
         self.inventory.spoke(node, event.session, event.former)
+        actions += self._missing.allocates(node, event.awaited, now)
         self.facts.chunks.found(node, chunks, event.since)
         actions += self.parity.found(node)
         actions += self.saves.found(node, segments, now)
@@ -298,7 +298,7 @@ class Coordinator:
         self.leave.all_left(now)
         return self.saves.drain_newest(now)
 
-    def _staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
+    def _staged(self, node: str, event: ev.SegmentsStaged, now: float) -> list[Action]:
         self.sessions.heard_number(event.save.incarnation, event.save.run, event.session)
         return self.saves.staged(node, event, now) if self.runs.admits(node, event) else self._sort_runs()
 
@@ -325,7 +325,7 @@ class Coordinator:
 
     def retire(self, incarnation: int) -> None:
         """Another node coordinates the job now, in this incarnation."""
-        self._touched = self._stale = True
+        self._stale = True
         if self.sessions.session or self.facts.records:
             self.sessions.retire(incarnation)
             self.inventory.forget()
@@ -334,7 +334,7 @@ class Coordinator:
     def adopted(self, now: float) -> list[Action]:
         """Memory of the job was found at start and no rank is attached yet."""
         self.leave.adopted(now)
-        self._asked_scan, self._touched, self._stale, self._now = True, True, True, now
+        self._asked_scan, self._stale, self._now = True, True, now
         self.inventory.born({*self.sessions.nodes, *self._former} - {self._node})
         return [self._scan(), *self._react(now)]
 
@@ -433,9 +433,9 @@ class Coordinator:
     def tick(self, now: float) -> list[Action]:
         """What is due by now."""
         if (due := self.next_deadline()) is None or now < due:
-            self._touched, self._due = False, due
+            self._due = due
             return []
-        self._now, self._touched = now, False
+        self._now = now
         actions = self._tick(now)
         self._due, self._stale = self._deadline(), False
         return actions

@@ -4,7 +4,7 @@ A turn costs what changed, not what the job has: what lies where is kept both wa
 """
 
 from collections import Counter
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Iterable
 from typing import TYPE_CHECKING
 
 from ckptd.core import events as ev
@@ -90,13 +90,13 @@ class JobState:
         record.changes += 1
         self.places.setdefault(node, {}).setdefault(record.save, set()).add(rank)
 
-    def take(self, record: Record, rank: int, node: str) -> bool:
-        """The rank's segment lies there no longer. Returns whether it did."""
-        if node not in record.held.get(rank, ()):
-            return False
-        self._lost(record, rank, node)
-        self._unlist(node, record.save, rank)
-        return True
+    def take(self, record: Record, ranks: Iterable[int], node: str) -> bool:
+        """Segments of these ranks lie there no longer. Returns whether one did."""
+        lay = [rank for rank in ranks if node in record.held.get(rank, ())]
+        for rank in lay:
+            self._lost(record, rank, node)
+            self._unlist(node, record.save, rank)
+        return bool(lay)
 
     def clear(self, node: str) -> None:
         """Nothing lies at the node, as far as is known."""

@@ -35,18 +35,23 @@ class Runs:
         self.strangers.heard(node, [(s.save, s.rank) for s in has.segments if not ours(s.save)])
         return tuple(s for s in has.segments if ours(s.save)), tuple(p for p in has.chunks if ours(p.save))
 
-    def admits(self, node: str, staged: ev.SegmentStaged) -> bool:
-        """Whether one more segment at a node is the job's."""
-        self.lineage.holds_too(node, staged.save, staged.rank)
-        if not self.lineage.is_ours(staged.save):
-            self.strangers.add(node, staged.save, staged.rank)
-            return False
-        return True
+    def admits(self, node: str, staged: ev.SegmentsStaged) -> bool:
+        """Whether more segments at a node are the job's."""
+        for segment in staged.segments:
+            self.lineage.holds_too(node, staged.save, segment.rank)
+        if self.lineage.is_ours(staged.save):
+            return True
+        for segment in staged.segments:
+            self.strangers.add(node, staged.save, segment.rank)
+        return False
 
-    def released(self, node: str, gone: ev.SegmentReleased) -> bool:
-        """A node has given a segment up. Returns whether it was the last that it had of its run."""
-        self.strangers.released(node, gone.save, gone.rank)
-        return self.lineage.released(node, gone.save, gone.rank)
+    def released(self, node: str, gone: ev.SegmentsReleased) -> bool:
+        """A node has given segments up. Returns whether they were the last that it had of their run."""
+        last = False
+        for rank in gone.ranks:
+            self.strangers.released(node, gone.save, rank)
+            last |= self.lineage.released(node, gone.save, rank)
+        return last
 
     def attached(self, event: ev.NodeAttached, answers: Iterable[Action]) -> None:
         """Ranks that came with a number bring their run, if they were let in."""

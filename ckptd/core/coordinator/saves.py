@@ -31,27 +31,29 @@ class Saves(Drains):
 
     # --- staging
 
-    def staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
-        """A rank delivered its segment."""
+    def staged(self, node: str, event: ev.SegmentsStaged, now: float) -> list[Action]:
+        """Ranks delivered their segments."""
         record = self._facts.record_of(event.save, event.world_size, now)
-        record.adopted |= event.request == 0
+        record.adopted |= not event.session
         record.due |= event.drain
         record.forced |= event.drain
-        record.attestations[event.rank] = event.attestations
-        return self._delivered(node, record, event.rank, event.nbytes, now)
+        for segment in event.segments:
+            record.attestations[segment.rank] = segment.attestations
+        return self._delivered(node, record, {segment.rank: segment.nbytes for segment in event.segments}, now)
 
     def found(self, node: str, segments: tuple[ev.HeldSegment, ...], now: float) -> list[Action]:
         """The node has exactly these segments. Sends it the outcome of their saves."""
         self._facts.clear(node)
-        actions: list[Action] = []
+        actions, staged = list[Action](), dict[SaveId, None]()  # staged before
         for segment in sorted(segments, key=lambda s: (s.save, s.rank)):
             record = self._facts.record_of(segment.save, segment.world_size, now)
             record.adopted |= not record.delivered
-            known = record.staged
+            if record.staged:
+                staged.setdefault(record.save)
             record.attestations[segment.rank] = segment.attestations
-            actions += self._delivered(node, record, segment.rank, segment.nbytes, now, again=True)
-            if known and node != self._node:  # its half beside this one has received it
-                actions.append(self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save), node))
+            actions += self._delivered(node, record, {segment.rank: segment.nbytes}, now, again=True)
+        if node != self._node:  # its half beside this one has received it
+            actions += [self._order(ev.SaveStaged(job=self._job, node=self._node, save=s), node) for s in staged]
         actions += self._heard_of_drainer(node, now)
         told = {s.save for s in segments} if node != self._node else set()
         ended = [r for r in self._facts.records.values() if r.end is not None and r.save in told]
@@ -67,14 +69,15 @@ class Saves(Drains):
         record.attestations[rank] = attestations
         told = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=save), node)] if record.staged else []
         told += self._tell_end(record, node) if record.end is not None else []
-        return [*told, *self._delivered(node, record, rank, record.delivered.get(rank, 0), now, again=True)]
+        return [*told, *self._delivered(node, record, {rank: record.delivered.get(rank, 0)}, now, again=True)]
 
-    def _delivered(  # noqa: PLR0913 - what was delivered, where and when
-        self, node: str, record: Record, rank: int, nbytes: int, now: float, *, again: bool = False
+    def _delivered(
+        self, node: str, record: Record, nbytes: dict[int, int], now: float, *, again: bool = False
     ) -> list[Action]:
-        """A segment lies at the node. again: said before, to this coordinator or another, so it is not late."""
-        self._facts.put(record, rank, node)
-        record.delivered[rank] = nbytes
+        """Segments of these ranks lie at the node. again: said before, to this coordinator or another, so not late."""
+        for rank in nbytes:
+            self._facts.put(record, rank, node)
+        record.delivered |= nbytes
         clash = self._facts.clash_of(record.save)
         if clash is not None:
             return self._disagree(record, clash)
@@ -160,10 +163,10 @@ class Saves(Drains):
         ours = [r for r in ours if SAVE.takes(r.state, On.DISPUTED)]
         return [a for r in ours for a in self._end(r, On.DISPUTED, f"{reason}; connect or load again")]
 
-    def released(self, node: str, event: ev.SegmentReleased) -> list[Action]:
-        """A node's arena no longer has the segment; a save that still waited for its drain is superseded."""
+    def released(self, node: str, event: ev.SegmentsReleased) -> list[Action]:
+        """A node's arena no longer has the segments; a save that still waited for its drain is superseded."""
         record = self._facts.records.get(event.save)
-        if record is None or not self._facts.take(record, event.rank, node):
+        if record is None or not self._facts.take(record, event.ranks, node):
             return []
         return self._superseded(record) if record.state is State.QUEUED and self._facts.ready else []
 

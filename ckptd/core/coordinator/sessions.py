@@ -96,7 +96,9 @@ class Sessions:
 
     def is_stale(self, event: ev.Event) -> bool:
         """Whether it is a rank's word of another session than the present one: it counts for nothing."""
-        return isinstance(event, ev.FromRank) and bool(event.session) and event.session != self.session
+        if not isinstance(event, ev.FromRank | ev.SegmentsStaged):
+            return False
+        return bool(event.session) and event.session != self.session
 
     def former_node_reported(self, node: str, event: ev.FormerNodeReported, now: float) -> list[Action]:
         """A node that the session leaves has reported the ranks that live there."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ForgetJob, Note, TakeDigests, ToRank
 from ckptd.core.links import Links
+from ckptd.core.node.delivery import Delivery
 from ckptd.core.node.drain import DrainShare, Succession
 from ckptd.core.node.fetch import Fetching
 from ckptd.core.node.foreign_memory import ForeignMemory
@@ -47,6 +48,7 @@ class JobNode:
         self.slots = SlotTable(job, policy.slots_per_rank)
         self.ranks = LocalRanks(job, self.slots)
         self.membership = Membership(job, node, self.ranks, self.standing, links)
+        self.delivery = Delivery(job, node, self.ranks, self.slots, self.membership)
         self.protection = Protection(job, node, links)
         self.slot_retention = SlotRetention(self.standing)
         self.own_column = OwnDataColumn(job, node, self.slots, self.membership, self.protection)
@@ -86,7 +88,7 @@ class JobNode:
             actions = [self.ranks.stranger(event)]
         else:
             actions = [action for part in self._parts(event) for action in part(event)]
-        return [*actions, *map(self.membership.report, self.ranks.slots_awaited()), *self._kept_links.changed()]
+        return [*self.delivery.before(actions), *self._kept_links.changed()]
 
     def _parts(self, event: Any) -> Parts:
         if (parts := self.events.get(type(event))) is not None:
@@ -242,10 +244,10 @@ class JobNode:
             segments=segments_of(self.slots),
             chunks=chunks_of(self.protection),
             resumed=self.slot_retention.resumed_in(self.incarnation),
+            awaited=self.ranks.slots_awaited().ranks,
         )
         report = self.membership.report
-        reports = [report(has), *(report(fact) for fact in self.ranks.slots_awaited(repeat=True))]
-        return [*reports, *self.membership.resync(), *(report(fact) for fact in self.loads.reports.repeat())]
+        return [report(has), *self.membership.resync(), *(report(fact) for fact in self.loads.reports.repeat())]
 
     def _peer_up(self, event: ev.PeerUp) -> list[Action]:
         """Earlier messages to it may be lost."""
@@ -256,9 +258,8 @@ class JobNode:
         node = event.node
         alone = self.drain.parity_failed() if node in self.protection.members else []
         finish = self.succession.lost(self.incarnation)
-        finish += (
-            self.ranks.coordinator_lost(node, self.slot_retention, self.drain.voted) if node == self.coordinator else []
-        )
+        if node == self.coordinator:
+            finish += self.ranks.coordinator_lost(node, self.slot_retention, self.drain.voted)
         return [*alone, *finish]
 
     def _left(self, event: ev.RankGone | ev.RankDetached) -> list[Action]:
@@ -313,11 +314,13 @@ class JobNode:
             return self.ranks.refuse(event.rank, event.request, "protocol", problem)
         if event.drain:
             self.slot_retention.forced.add(event.save)
-        answer, event = self.ranks.done(event.rank, event.request), self.ranks.saves_late(event)
+        answer = self.ranks.done(event.rank, event.request)
+        self.ranks.saves_late(event)
+        self.delivery.staged(event)
         if again:  # by a rank that did not receive the answer
-            return [*answer, self.membership.report(event)]
+            return answer
         self.slot_retention.pending.add(event.save)
-        return [*answer, TakeDigests(job=self.job, slot=event.slot, save=event.save), self.membership.report(event)]
+        return [*answer, TakeDigests(job=self.job, slot=event.slot, save=event.save)]
 
     def _adopted(self, event: ev.SlotAdopted) -> list[Action]:
         staged = self.slots.adopt(event)
@@ -362,9 +365,8 @@ class JobNode:
     def _free(self, slot: Slot) -> list[Action]:
         save, rank = slot.save, slot.rank
         assert save is not None  # noqa: S101 - only held slots come here
-        actions = self.slots.free(slot)
-        actions.append(self.membership.report(ev.SegmentReleased(job=self.job, rank=rank, save=save)))
-        return [*actions, *self.slots.provision(rank), *self._grant(slot)]
+        self.delivery.released(rank, save)
+        return [*self.slots.free(slot), *self.slots.provision(rank), *self._grant(slot)]
 
     # --- drain
 
@@ -428,7 +430,7 @@ class JobNode:
         """When tick has something to do."""
         attended = self.coordinator == self.node or self._peopled
         alone = None if attended else self._alone.until(held=self._holds)
-        times = [alone, self.foreign.until, *(part.next_deadline() for part in self._waiting)]
+        times = [alone, self.foreign.until, *(part.next_deadline() for part in (*self._waiting, self.delivery))]
         return min((t for t in times if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
@@ -438,11 +440,10 @@ class JobNode:
             actions += self._give_up_foreign(runs)
         if self.coordinator == self.node or self._peopled:
             self._alone.spoken_to()
-            return actions
-        if not self._alone.too_long(now, held=self._holds):
-            return actions
-        self._alone.begin_anew(now)
-        return [*actions, *self._released()]
+        elif self._alone.too_long(now, held=self._holds):
+            self._alone.begin_anew(now)
+            actions += self._released()
+        return self.delivery.before(actions, now)
 
     def check(self) -> None:
         """Asserts what must always hold; tests call it after every event."""

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToRank
 from ckptd.core.node.slot_retention import SlotRetention
@@ -72,13 +70,15 @@ class LocalRanks:
         """Ranks of the session that live here."""
         return tuple(rank for rank, live in sorted(self.live) if live == session)
 
-    def slots_awaited(self, *, repeat: bool = False) -> list[ev.SlotsAwaited]:
-        """For whom memory is being allocated, if that has changed since it was reported, or again."""
-        ranks = self._slots.awaited
-        if not repeat and ranks == self._awaited.ranks:
-            return []
-        self._awaited = ev.SlotsAwaited(job=self._job, ranks=ranks)
-        return [self._awaited]
+    @property
+    def slots_changed(self) -> bool:
+        """Whether memory is being allocated for other ranks than was reported last."""
+        return self._slots.awaited != self._awaited.ranks
+
+    def slots_awaited(self) -> ev.SlotsAwaited:
+        """The report for whom memory is being allocated."""
+        self._awaited = ev.SlotsAwaited(job=self._job, ranks=self._slots.awaited)
+        return self._awaited
 
     def found(self, event: ev.RankFound) -> list[Action]:
         """A process that may never have called this daemon."""
@@ -101,10 +101,9 @@ class LocalRanks:
         """A rank waits to join."""
         self.waiting[event.rank, event.session] = LocalRank(event)
 
-    def saves_late(self, event: ev.SegmentStaged) -> ev.SegmentStaged:
-        """Notes what verifies a rank's late copies. Returns the reports to other nodes."""
+    def saves_late(self, event: ev.SegmentStaged) -> None:
+        """Notes what verifies a rank's late copies."""
         self.admitted[event.rank].late = event.late
-        return replace(event, late="")
 
     def is_in(self, event: ev.FromRank) -> bool:
         """Whether the sender is the rank."""

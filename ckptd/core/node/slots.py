@@ -4,10 +4,11 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from ckptd.core.actions import Action, AllocateSlots, FreeSlot, TakeDigests, UnlinkSlot
-from ckptd.core.events import SegmentFetched, SegmentStaged, SlotAdopted
+from ckptd.core.events import SegmentFetched, SegmentsStaged, SegmentStaged, SlotAdopted
 from ckptd.shared.base.ids import JobKey, Run, SaveId
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import Seal
+from ckptd.shared.protocol.node_messages import StagedSegment
 
 
 @dataclass(slots=True)
@@ -59,8 +60,8 @@ class SlotTable:
         """Slots that hold a segment of the save, by rank."""
         return sorted((s for s in self._slots.values() if s.save == save), key=lambda s: s.rank)
 
-    def adopt(self, event: SlotAdopted) -> SegmentStaged | None:
-        """Takes a slot file found at start into the table. Returns what a rank said of it once, if it holds a save."""
+    def adopt(self, event: SlotAdopted) -> SegmentsStaged | None:
+        """Takes a slot file found at start into the table. Returns the report of it, if it holds a save."""
         self._slots[event.slot] = Slot(
             event.slot,
             event.rank,
@@ -74,10 +75,8 @@ class SlotTable:
         )
         if event.save is None:
             return None
-        return SegmentStaged(
-            job=self._job, rank=event.rank, world_size=event.world_size, slot=event.slot, save=event.save,
-            nbytes=event.nbytes, attestations=event.attestations,
-        )  # fmt: skip
+        segments = (StagedSegment(event.rank, event.nbytes, event.attestations),)
+        return SegmentsStaged(job=self._job, save=event.save, world_size=event.world_size, segments=segments)
 
     def fetched(self, event: SegmentFetched, seal: Seal, *, copied: bool = False) -> list[Action]:
         """Takes a segment that came from elsewhere, in place of a copy that cannot be read, if there was one."""

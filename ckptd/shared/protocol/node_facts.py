@@ -27,7 +27,7 @@ from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Attestati
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.format.slot import Seal
-from ckptd.shared.protocol.messages import Cadence, LateText, Seq, SlotName, Tier
+from ckptd.shared.protocol.messages import Cadence, Seq, Tier
 from ckptd.shared.protocol.parity_types import Member
 from ckptd.shared.protocol.rank_sets import RankSet
 from ckptd.shared.protocol.topology import MAX_NODES, Peer, SetSize, TopologyDigest
@@ -145,19 +145,25 @@ class FromRank(Event, frozen=True, kw_only=True):
     request: Seq = 0  # 0: nobody waits for an answer
 
 
-class SegmentStaged(FromRank, frozen=True, kw_only=True, tag="segment-staged"):
-    """A rank sealed its whole segment in a slot. The caller has checked the seal against this.
+class StagedSegment(msgspec.Struct, frozen=True, array_like=True):
+    """The segment of one rank, sealed in a slot of the sender's node."""
 
-    ``late``: what verifies its late copies, for the status of its node; empty among nodes.
+    rank: Rank
+    nbytes: Nbytes
+    attestations: Attestations = ()
+
+
+class SegmentsStaged(Event, frozen=True, kw_only=True, tag="segments-staged"):
+    """Ranks of the sender's node sealed their whole segments of a save. One message for ranks that save together.
+
+    ``session``: of these ranks; empty: a daemon found the segments when it started.
     """
 
-    world_size: WorldSize
-    slot: SlotName
+    session: AnySession = ""
     save: SaveId
-    nbytes: Nbytes
-    drain: bool = False
-    attestations: Attestations = ()
-    late: LateText = ""
+    world_size: WorldSize
+    segments: Annotated[tuple[StagedSegment, ...], msgspec.Meta(max_length=MAX_RANKS)]
+    drain: bool = False  # one of the ranks wants it durable
 
 
 class SaveSkipped(FromRank, frozen=True, kw_only=True, tag="save-skipped"):
@@ -245,11 +251,11 @@ class LoadsReported(FromRank, frozen=True, kw_only=True, tag="loads-reported"):
         return (self.rank, *self.others)
 
 
-class SegmentReleased(Event, frozen=True, kw_only=True, tag="segment-released"):
-    """A slot of this node no longer holds the save."""
+class SegmentsReleased(Event, frozen=True, kw_only=True, tag="segments-released"):
+    """Slots of the sender's node no longer hold the segments of these ranks."""
 
-    rank: Rank
     save: SaveId
+    ranks: Ranks
 
 
 class SegmentFetched(Event, frozen=True, kw_only=True, tag="segment-fetched"):
@@ -338,6 +344,7 @@ class NodeHas(Event, frozen=True, kw_only=True, tag="node-has"):
     former: Nodes = ()
     session: AnySession = ""  # the one that was opened here last
     living: Annotated[tuple[Living, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    awaited: Ranks = ()  # as in SlotsAwaited
     resumed: SaveId | None = None  # what a load agreed on, in that incarnation
     epoch: Incarnation = 0
     since: Incarnation = 0  # the epoch in which the job first came to this arena: older parity was never here
@@ -354,7 +361,7 @@ class FormerNodeReported(Event, frozen=True, kw_only=True, tag="former-node-repo
 
 # All that a peer can say of itself: a Report of anything else is refused.
 Fact = (
-    NodeAttached | RanksFound | RankGone | RankDetached | SegmentStaged | SaveSkipped | DrainAsked | PreemptAsked
-    | StepsRead | SlotsAwaited | LoadsAsked | LoadsReported | SegmentReleased | SegmentFetched | SegmentsGathered
+    NodeAttached | RanksFound | RankGone | RankDetached | SegmentsStaged | SaveSkipped | DrainAsked | PreemptAsked
+    | StepsRead | SlotsAwaited | LoadsAsked | LoadsReported | SegmentsReleased | SegmentFetched | SegmentsGathered
     | Encoded | Drained | VoteWritten | NodeHas | FormerNodeReported
 )  # fmt: skip

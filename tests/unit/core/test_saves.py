@@ -410,7 +410,7 @@ def test_what_waited_for_its_drain_when_the_memory_was_given_up_has_an_end():
     job.did += job.catalogue.adopted(KEY, job.now)
     job.attach(0, "b")  # waits for its number, so the job is not forgotten
     job.catalogue.jobs[KEY].node.handle(ev.JobReleased(job=KEY, node="node"))
-    job.say(ev.Report(job=KEY, node="node", event=ev.SegmentReleased(job=KEY, rank=0, save=ONE)))
+    job.say(ev.Report(job=KEY, node="node", event=ev.SegmentsReleased(job=KEY, ranks=(0,), save=ONE)))
     job.scan()
     assert job.facts.records[ONE].end == "failed"
 

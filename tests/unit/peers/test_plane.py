@@ -65,9 +65,7 @@ def test_many_messages_arrive_in_order_once(pair):
 
 
 def test_a_report_keeps_its_event(pair):
-    event = ev.SegmentStaged(
-        job=JOB, rank=3, world_size=8, slot="r00003-000001.slot", save=SaveId(1, 2, 3, RUN), nbytes=7
-    )
+    event = ev.SegmentsStaged(job=JOB, save=SaveId(1, 2, 3, RUN), world_size=8, segments=(ev.StagedSegment(3, 7),))
     report = ev.Report(job=JOB, node="a", event=event)
     pair.planes["a"].carry(ToNode(job=JOB, node="b", message=report))
     pair.until(lambda: pair.of("b", ev.Report))

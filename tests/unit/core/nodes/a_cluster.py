@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, field
+from math import inf
 
 from msgspec.structs import replace
 
@@ -23,6 +24,7 @@ from tests.runs import RUN, SET, STORE_ID
 from tests.seals import a_seal, attestations_of
 
 Table.strict = True  # a step that no table of the core has is an error
+_MOMENT_S = 0.2
 KEY = JobKey("/store", "job")
 ONE, TWO, THREE = (SaveId(1, n, 10 * n, RUN) for n in (1, 2, 3))
 
@@ -339,18 +341,22 @@ class ACluster:
         due = {node.name: at for node in self.nodes.values() if (at := _due(node)) is not None}
         if due:
             self.now = max(self.now, min(due.values()))
-        for node in [self.nodes[name] for name, at in due.items() if at <= self.now]:
+        began = [
+            n for n in self.nodes.values() if KEY in n.catalogue.jobs and n.job.node.delivery.next_deadline() == -inf
+        ]
+        for node in [*began, *(self.nodes[name] for name, at in due.items() if at <= self.now)]:
             for action in node.catalogue.tick(self.now):
                 self.perform(node, action)
         return bool(due)
 
     def tick(self, seconds: float) -> None:
-        """Time passes."""
-        self.now += seconds
-        for node in list(self.nodes.values()):
-            for action in node.catalogue.tick(self.now):
-                self.perform(node, action)
-        self.settle()
+        """Time passes; what waits for a moment only is reported first."""
+        for step in (min(seconds, _MOMENT_S), max(0.0, seconds - _MOMENT_S)):
+            self.now += step
+            for node in list(self.nodes.values()):
+                for action in node.catalogue.tick(self.now):
+                    self.perform(node, action)
+            self.settle()
 
     def _meet(self) -> bool:
         """Links come up between daemons that both know of each other."""

@@ -133,7 +133,7 @@ def test_a_node_that_no_coordinator_speaks_to_gives_its_memory_back_after_a_whil
     cluster.cut_off("d")
     cluster.say(cluster.nodes["d"], ev.RankGone(job=KEY, rank=3, session=cluster.sid))
     cluster.settle()
-    cluster.tick(1)
+    cluster.tick(0)
     assert cluster.nodes["d"].catalogue.next_deadline() == cluster.now + cluster.policy.orphan_ttl_s
     cluster.tick(cluster.policy.orphan_ttl_s - 1)
     assert cluster.nodes["d"].slots

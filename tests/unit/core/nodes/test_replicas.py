@@ -116,14 +116,14 @@ def test_replicas_restore_from_memory_at_any_number_of_nodes(sets):
     gathered = [event for event in reports if isinstance(event, ev.SegmentsGathered)]
     assert len(gathered) == 65
     assert {event.copied for event in gathered} == {66 // sets - 1}
-    assert not [event for event in reports if isinstance(event, ev.SegmentFetched | ev.SegmentReleased)]
+    assert not [event for event in reports if isinstance(event, ev.SegmentFetched | ev.SegmentsReleased)]
     assert all(answer.agreed for answer in report(job, orders).values())
     assert not [
         event
         for _, m in seen
         if isinstance(m, ev.Report)
         for event in [m.event]
-        if isinstance(event, ev.SegmentReleased)
+        if isinstance(event, ev.SegmentsReleased)
     ]
     assert set(held(job)) == {1}
 
