@@ -37,7 +37,7 @@ unit: $(DEV) ## the tests that start no process and open no connection: seconds,
 	$(BIN)/python -m pytest -q -n $(WORKERS) -p tests.unit.alone -m "not process" $(UNIT)
 
 test: $(DEV) ## every test of the short form, once; what each costs is in build/durations.tsv: WORKERS=4
-	DURATIONS=build/durations.tsv $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -p tests.durations tests
+	DURATIONS=build/durations.tsv $(BIN)/python -m pytest -q -n $(WORKERS) --max-worker-restart=0 --dist loadgroup --no-loadscope-reorder -p tests.durations tests
 
 longest: ## the files of build/durations.tsv that make test begins with: after make test, when tests were added
 	$(BIN)/python -m tests.durations build/durations.tsv
@@ -102,7 +102,7 @@ wheel: $(DEV)
 	scripts/wheel_check.sh $(BIN)/python
 
 faults: $(DEV) ## the long form of all tests that have one: every crash point, all layouts; SHARE=0/100 for one part of 100
-	FAULTS=long MUTANTS=40 SHARE=$(SHARE) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --timeout 600 tests
+	FAULTS=long MUTANTS=40 SHARE=$(SHARE) $(BIN)/python -m pytest -q -n $(WORKERS) --max-worker-restart=0 --dist loadgroup --no-loadscope-reorder --timeout 600 tests
 
 guards: $(DEV) ## each guard of the product removed in a copy, and its tests seen to fail: ONLY="NAME ..." SHARE=0/100 COUNT=10 SEED=0
 	PYTHONPATH=.:client $(BIN)/python -m tests.guards.run $(ONLY) $(if $(SHARE),--share $(SHARE)) $(if $(filter file,$(origin COUNT)),,--count $(COUNT) --seed $(SEED))

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn, assert_never
 
@@ -94,10 +94,13 @@ def _step(dirname: str) -> int:
 
 
 class Worker:
-    """Carries out requests of one daemon on one store, several at once."""
+    """Carries out requests of one daemon on one store, several at once.
 
-    def __init__(self, sock: socket.socket, url: str) -> None:
-        self._sock = sock
+    leave: ends the process; called in the thread of a request that has an answer and no daemon to send it to.
+    """
+
+    def __init__(self, sock: socket.socket, url: str, leave: Callable[[], None]) -> None:
+        self._sock, self._leave = sock, leave
         self._url = url
         self._integrity: Integrity = XXH3  # until the daemon says UseKey
         self._sending = threading.Lock()
@@ -193,7 +196,7 @@ class Worker:
             with self._sending:
                 self._sock.sendall(frame)
         except OSError:
-            os._exit(0)  # the daemon is gone; no process is left to notify
+            self._leave()
 
 
 def _by_save(intents: list[Intent]) -> Intents:
@@ -236,7 +239,7 @@ def main(argv: list[str]) -> NoReturn:
     Niceness(cpu, io).take()
     status = 0
     try:
-        Worker(socket.socket(fileno=fd), argv[4]).serve()
+        Worker(socket.socket(fileno=fd), argv[4], leave=lambda: os._exit(0)).serve()
     except ProtocolError as error:
         print(f"ckptd store worker: {error}", file=sys.stderr)  # noqa: T201  # its daemon is of another version
         status = 1

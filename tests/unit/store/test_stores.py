@@ -12,7 +12,7 @@ import time
 import pytest
 
 from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.store import worker, worker_link
+from ckptd.store import worker, worker_link, workers
 from ckptd.store.messages import Commit, Done, Failed, Probe, ScanJob, Space
 from ckptd.store.posix.commit import write_vote
 from ckptd.store.posix.image_writer import make_set
@@ -60,13 +60,15 @@ class Answers(list):
         while len(self) < count:
             assert time.monotonic() < deadline, f"{len(self)} of {count} answers"
             due = self.stores.next_deadline()
-            wait_s = 0.2 if due is None else min(0.2, max(0.0, due - time.monotonic()))
+            wait_s = 0.2 if due is None else min(0.2, max(0.0, due - workers.time.monotonic()))
             links = self.stores.links
             for link in select.select(links, [k for k in links if k.wants_write], [], wait_s)[0] if links else []:
                 self.stores.receive(link)
             for link in self.stores.links:
                 link.on_writable()
             self.stores.tick()
+            with Slow.turned:
+                Slow.turned.notify()
         return self
 
 
@@ -158,7 +160,7 @@ class Threaded:
     @staticmethod
     def _serve(sock, store):
         with sock:
-            worker.Worker(sock, store).serve()
+            worker.Worker(sock, store, leave=lambda: None).serve()
 
     def poll(self):
         return None if self._thread.is_alive() else 0
@@ -168,14 +170,19 @@ class Threaded:
 
 
 class Slow(FileLayer):
-    """One call at a time, and each takes its time."""
+    """A look at a file takes a second of ``now``, one at a time, and the daemon's loop turns meanwhile."""
 
-    lock = threading.Lock()
+    now, turned = 100.0, threading.Condition()
 
     def size(self, path):
-        with self.lock:
-            time.sleep(0.1)
+        with self.turned:
+            assert self.turned.wait(20), "no loop turns"
+            Slow.now += 1.0
         return super().size(path)
+
+    @classmethod
+    def monotonic(cls):
+        return cls.now
 
 
 def test_a_commit_that_goes_on_is_never_taken_for_hung(make, tmp_path, monkeypatch):
@@ -190,13 +197,15 @@ def test_a_commit_that_goes_on_is_never_taken_for_hung(make, tmp_path, monkeypat
         write_vote(FileLayer(), key, make_vote(key, save, f"node{rank}", [slot], world_size=ranks))
     monkeypatch.setattr(worker_link, "_popen", lambda fd, _niceness, store: Threaded(fd, store))
     monkeypatch.setattr(worker, "open_store", lambda url, integrity: PosixStore(url, integrity, Slow()))
-    stores = make(hang_s=2.5)
+    for module in (worker, workers):
+        monkeypatch.setattr(module, "time", Slow)
+    began = Slow.monotonic()
+    stores = make(hang_s=10.0)
     answers = Answers(stores, tmp_path)
-    began = time.monotonic()
     answers.ask(lambda i: Commit(id=i, job="demo", save=save, writer="test", by=COMMITTER))
     (answer,) = answers.turn(1)
     assert isinstance(answer, Done), answer
-    assert time.monotonic() - began > 3, "else nothing was shown"
+    assert Slow.monotonic() - began > 30.0, "else nothing was shown"
     assert os.path.isdir(place.final)
 
 
