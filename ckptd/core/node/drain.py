@@ -1,16 +1,14 @@
-"""This node's share of the drain that runs: which slots it writes, its vote for them, a commit in succession. Pure."""
+"""This node's share of the drain that runs: which slots it writes, and its vote for them. Pure."""
 
 from collections.abc import Callable
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, Commit, Drain, ToNode, WriteVote
+from ckptd.core.actions import Action, Commit, Drain, WriteVote
 from ckptd.core.node.membership import Membership
-from ckptd.core.node.parity import Protection
 from ckptd.core.node.parity_share import ParityShare
-from ckptd.core.node.ranks import LocalRanks
 from ckptd.core.node.slots import Slot, SlotTable
 from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.shared.protocol.messages import End, Milestone, Progress
+from ckptd.shared.protocol.messages import End
 
 
 class DrainShare:
@@ -178,79 +176,3 @@ class DrainShare:
     def tick(self, now: float) -> list[Action]:
         """A vote that has waited long enough."""
         return self.vote() if self.parity.late(now) else []
-
-
-_OTHERS_S = 2.0  # so much later, nodes that are in no set with the coordinator look whether the commit was made
-_SET_S = 0.05  # and each set so much later than the one before
-
-
-class Succession:
-    """The commit of a coordinator that does not answer, made by the first node that does: one node's part in it.
-
-    Nodes know who answers in their own set. So the first of the coordinator's set makes the commit, and the first of
-    each other set makes it later: it then finds it made, and its set learns that without a link to the others.
-    """
-
-    def __init__(
-        self, node: str, membership: Membership, drain: DrainShare, ranks: LocalRanks, protection: Protection
-    ) -> None:
-        self._job = drain.job
-        self._node = node
-        self._membership = membership
-        self._drain = drain
-        self._ranks = ranks
-        self._protection = protection
-        self._waits: int | None = None  # for its turn, to commit in the name of this incarnation
-        self._due: float | None = None
-
-    def lost(self, incarnation: int) -> list[Action]:
-        """A node does not answer. incarnation: the job's present one, in whose name the commit is made."""
-        member, members = self._membership, self._protection.members
-        if member.coordinator not in member.down or not member.is_first(members):
-            return []
-        if member.coordinator in members:
-            return self._drain.finish(incarnation, member.session)
-        self._waits = incarnation if self._drain.voted is not None else None
-        return []
-
-    def peer_up(self, event: ev.PeerUp) -> list[Action]:
-        """A coordinator that answers makes its commits itself."""
-        if event.node == self._membership.coordinator:
-            self._waits = self._due = None
-        return []
-
-    def next_deadline(self) -> float | None:
-        """When to call tick; in the past: at once."""
-        if self._waits is None:
-            return None
-        return float("-inf") if self._due is None else self._due
-
-    def tick(self, now: float) -> list[Action]:
-        """The turn of this set has come."""
-        if self._waits is None:
-            return []
-        if self._due is None:
-            nodes, first = self._membership.nodes, self._protection.members[0]
-            place = nodes.index(first) if first in nodes else len(nodes)
-            self._due = now + _OTHERS_S + _SET_S * place
-        if now < self._due:
-            return []
-        incarnation, self._waits, self._due = self._waits, None, None
-        return self._drain.finish(incarnation, self._membership.session)
-
-    def finished(self, event: ev.CommitEnded) -> list[Action]:
-        """This node has tried to finish the commit of a coordinator that it lost."""
-        member = self._membership
-        if event.problem or event.taken_over or event.save != self._drain.voted or member.coordinator == self._node:
-            return []
-        finished = ev.CommitFinished(job=self._job, node=self._node, save=event.save)
-        others = [node for node in self._protection.members if node not in (self._node, member.coordinator)]
-        told = [ToNode(job=self._job, node=node, message=finished) for node in others]
-        return [*self.durable(event), *told]
-
-    def durable(self, event: ev.CommitEnded | ev.CommitFinished) -> list[Action]:
-        """Its commit was made, though not by the coordinator."""
-        if event.save != self._drain.voted:
-            return []
-        self._drain.ended(event)
-        return self._ranks.tell_all(Progress(save=event.save, milestone=Milestone.DURABLE, end=End.DURABLE))

@@ -12,7 +12,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, ForgetJob, Note, TakeDigests, ToRank
 from ckptd.core.links import Links
 from ckptd.core.node.delivery import Delivery
-from ckptd.core.node.drain import DrainShare, Succession
+from ckptd.core.node.drain import DrainShare
 from ckptd.core.node.fetch import Fetching
 from ckptd.core.node.foreign_memory import ForeignMemory
 from ckptd.core.node.gather import Gathering
@@ -27,6 +27,7 @@ from ckptd.core.node.readers import Readers
 from ckptd.core.node.slot_retention import SlotRetention
 from ckptd.core.node.slots import Slot, SlotTable
 from ckptd.core.node.standing import LeftAlone, Standing
+from ckptd.core.node.succession import Succession
 from ckptd.core.policy import Policy
 from ckptd.core.preemption import Notice
 from ckptd.shared.base.ids import JobKey, Run
@@ -145,7 +146,7 @@ class JobNode:
         protection = self.protection
         linked = (self.membership, self.fetching, self.gathering, protection, self.readers)
         return {
-            ev.PeerUp: (self._peer_up, *(part.peer_up for part in (*linked, self.succession))),
+            ev.PeerUp: (self._peer_up, *(part.peer_up for part in linked)),
             ev.PeerDown: (*(part.peer_down for part in linked), self._peer_down),
             ev.ColumnOffered: (protection.offered,),
             ev.SealAsked: (self.answers.seal_asked,),
