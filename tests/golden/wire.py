@@ -21,6 +21,8 @@ from msgspec import inspect
 
 from ckptd.peers import packets
 from ckptd.shared.protocol import node_messages
+from ckptd.shared.protocol.rank_sets import RankRun
+from ckptd.shared.protocol.tier_runs import TierRun
 from ckptd.shared.protocol.topology import Rendezvous
 from ckptd.store import messages
 
@@ -33,6 +35,8 @@ TEXTS = (  # the first that fits a pattern; a number of two digits makes two of 
 )  # fmt: skip
 VALUES: dict[type[Any], dict[str, Any]] = {  # where the type does not say all
     Rendezvous: {"ticket": bytes(range(32))},
+    RankRun: {"first": 3, "count": 5, "step": 2},
+    TierRun: {"first": 3, "count": 5},
     packets.Envelope: {"version": packets.VERSION},
     messages.Hello: {"version": messages.VERSION},
 }

@@ -10,7 +10,7 @@ from ckptd.core.coordinator.save_record import Record
 from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.protocol.messages import Tier
-from ckptd.shared.protocol.rank_sets import runs_of
+from ckptd.shared.protocol.rank_sets import ranks_of, runs_of
 
 WHERE = {
     Tier.ARENA: "in memory",
@@ -66,14 +66,14 @@ class Round:
         """Whether all nodes have what their ranks need of it."""
         return self.gather is not None and self.gather.save == save and not self.gathering
 
-    def has_gathered(self, node: str, event: ev.SegmentsGathered) -> bool:
+    def has_gathered(self, node: str, event: ev.SegmentsGathered, world_size: int) -> bool:
         """Notes what a node copied; False when the report is of no order that counts."""
         if self.gather is None or event.attempt != self.gather.attempt or node not in self.gathering:
             return False
         self.gathering.discard(node)
         self.copied |= {node} if event.copied else set()
         for failure in event.failures:
-            ranks = [rank for run in failure.ranks for rank in run.ranks]
+            ranks = sorted(ranks_of(failure.ranks, world_size))
             self.gaps |= {(rank, node) for rank in ranks}
             self.damaged |= {(event.save, Tier.PEER, rank) for rank in ranks}
             self.notes.append(f"{event.save}, {named_ranks(ranks)}, copied to node {node}: {failure.problem}")

@@ -308,7 +308,7 @@ class Restores:
     def gathered(self, node: str, event: ev.SegmentsGathered, _now: float) -> list[Action]:
         """A node has what its ranks need of others, or cannot have all of it."""
         r = self._round
-        if r is not None and r.has_gathered(node, event) and not r.gathering:
+        if r is not None and r.has_gathered(node, event, self._world_size) and not r.gathering:
             self._move(r, LoadOn.CAME)
         return []
 

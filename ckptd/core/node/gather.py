@@ -43,10 +43,10 @@ class Gathering(Fetching):
         """Begins, or begins again."""
         self.forget()
         self._order = order
-        topology, own = self._membership.topology, set(self._ranks.admitted)
+        topology, own, world_size = self._membership.topology, set(self._ranks.admitted), self._ranks.world_size
         homes = [topology.peers[index].node for index in topology.homes] if topology is not None else []
         here = {slot.rank for slot in self._slots.holding(order.save) if not slot.unreadable}
-        needed = joined_with(order.sets, own) if own else set()
+        needed = joined_with(order.sets, own, world_size)
         self._copied = len(needed - own)
         actions: list[Action] = []
         for rank in sorted(needed - here):

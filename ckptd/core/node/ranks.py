@@ -97,6 +97,11 @@ class LocalRanks:
         found = [live for key, live in self.live.items() if key[0] == rank and key not in called]
         return found[0] if found and rank not in self.admitted else None
 
+    @property
+    def world_size(self) -> int:
+        """Of the session that is in, 0 while no rank of it is here."""
+        return next((local.attached.world_size for local in self.admitted.values()), 0)
+
     def came(self, event: ev.RankAttached) -> None:
         """A rank waits to join."""
         self.waiting[event.rank, event.session] = LocalRank(event)

@@ -29,7 +29,7 @@ from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.messages import Cadence, Seq, Tier
 from ckptd.shared.protocol.parity_types import Member
-from ckptd.shared.protocol.rank_sets import RankSet
+from ckptd.shared.protocol.rank_sets import RankSet, check_total
 from ckptd.shared.protocol.topology import MAX_NODES, Peer, SetSize, TopologyDigest
 
 MAX_TEXT_CHARS = 1 << 16
@@ -285,6 +285,10 @@ class SegmentsGathered(Event, frozen=True, kw_only=True, tag="segments-gathered"
     attempt: Attempt
     copied: Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)] = 0
     failures: Annotated[tuple[GatherFailure, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when its runs name more ranks than a job can have: a rank's segment fails once."""
+        check_total(run for failure in self.failures for run in failure.ranks)
 
 
 class Encoded(Event, frozen=True, kw_only=True, tag="encoded"):

@@ -16,7 +16,7 @@ from ckptd.shared.base.ids import (
     Session,
     Step,
 )
-from ckptd.shared.format.replica_attestations import Where
+from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Where
 from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.protocol.messages import End, Progress, Tier
 from ckptd.shared.protocol.node_facts import (
@@ -32,7 +32,7 @@ from ckptd.shared.protocol.node_facts import (
     Texts,
 )
 from ckptd.shared.protocol.parity_types import Member
-from ckptd.shared.protocol.rank_sets import RankSet
+from ckptd.shared.protocol.rank_sets import RankSet, check_total
 from ckptd.shared.protocol.tier_runs import Tiers
 from ckptd.shared.protocol.topology import Peer, Place, TopologyDigest
 
@@ -184,6 +184,10 @@ class GatherOrdered(NodeMessage, frozen=True, kw_only=True, tag="gather-ordered"
     save: SaveId
     attempt: Attempt
     sets: Annotated[tuple[RankSet, ...], msgspec.Meta(max_length=MAX_RANKS)]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when its runs name more ranks than a job can have, each in as many sets as it can be in."""
+        check_total((run for runs in self.sets for run in runs), MAX_RANKS * MAX_ATTESTATIONS)
 
 
 class LoadOrdered(NodeMessage, frozen=True, kw_only=True, tag="load-ordered"):

@@ -1,7 +1,10 @@
-"""Sets of ranks in few bytes: those of meshes are a few runs with a step each. Pure."""
+"""Sets of ranks in few bytes: those of meshes are a few runs with a step each. Pure.
+
+A run of a few bytes may name a million ranks. So it is never made a list of but below the world size of a job.
+"""
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 
@@ -15,10 +18,13 @@ class RankRun(msgspec.Struct, frozen=True, array_like=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
     step: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
 
-    @property
-    def ranks(self) -> range:
-        """Their numbers."""
-        return range(self.first, self.first + self.count * self.step, self.step)
+    def __post_init__(self) -> None:
+        """Raises ValueError when the last one is no number of a rank."""
+        check_last(self.first + (self.count - 1) * self.step)
+
+    def below(self, world_size: int) -> range:
+        """Their numbers, as far as the job has such ranks."""
+        return range(self.first, min(self.first + self.count * self.step, world_size), self.step)
 
 
 RankSet = Annotated[tuple[RankRun, ...], msgspec.Meta(max_length=MAX_RANKS)]
@@ -38,8 +44,33 @@ def runs_of(ranks: Sequence[int]) -> tuple[RankRun, ...]:
     return tuple(found)
 
 
-def joined_with(sets: Iterable[Sequence[RankRun]], ranks: Iterable[int]) -> set[int]:
-    """These ranks, and all that are in a set with one of them."""
+class Counted(Protocol):
+    """A run of ranks."""
+
+    @property
+    def count(self) -> int:
+        """How many."""
+
+
+def check_last(rank: int) -> None:
+    """Raises ValueError when the last rank of a run is none."""
+    if rank >= MAX_RANKS:
+        raise ValueError(f"no job has more than {MAX_RANKS} ranks")
+
+
+def check_total(runs: Iterable[Counted], most: int = MAX_RANKS) -> None:
+    """Raises ValueError when there are more ranks in the runs of a message than one of its kind can name."""
+    if sum(run.count for run in runs) > most:
+        raise ValueError(f"the runs of a message name more than {most} ranks")
+
+
+def ranks_of(runs: Iterable[RankRun], world_size: int) -> set[int]:
+    """The ranks of a set, as far as the job has them."""
+    return {rank for run in runs for rank in run.below(world_size)}
+
+
+def joined_with(sets: Iterable[Sequence[RankRun]], ranks: Iterable[int], world_size: int) -> set[int]:
+    """These ranks, and all of the job that are in a set with one of them."""
     own = set(ranks)
-    shared = [some for some in sets if any(rank in run.ranks for run in some for rank in own)]
-    return own | {rank for some in shared for run in some for rank in run.ranks}
+    shared = [some for some in sets if any(rank in run.below(world_size) for run in some for rank in own)]
+    return own.union(*(ranks_of(some, world_size) for some in shared))

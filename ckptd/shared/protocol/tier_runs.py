@@ -9,6 +9,7 @@ import msgspec
 
 from ckptd.shared.base.ids import MAX_RANKS, Rank
 from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.protocol.rank_sets import check_last, check_total
 
 
 class TierRun(msgspec.Struct, frozen=True, array_like=True):
@@ -18,10 +19,17 @@ class TierRun(msgspec.Struct, frozen=True, array_like=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
     tier: Tier
 
-    @property
-    def ranks(self) -> range:
-        """Their numbers."""
-        return range(self.first, self.first + self.count)
+    def __post_init__(self) -> None:
+        """Raises ValueError when the last one is no number of a rank."""
+        check_last(self.first + self.count - 1)
+
+    def __contains__(self, rank: int) -> bool:
+        """Whether it is one of them."""
+        return self.first <= rank < self.first + self.count
+
+    def below(self, world_size: int) -> range:
+        """Their numbers, as far as the job has such ranks."""
+        return range(self.first, min(self.first + self.count, world_size))
 
 
 class Tiers(msgspec.Struct, frozen=True, array_like=True):
@@ -29,6 +37,10 @@ class Tiers(msgspec.Struct, frozen=True, array_like=True):
 
     usual: Tier = Tier.PFS
     others: Annotated[tuple[TierRun, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when the runs name more ranks than a job can have."""
+        check_total(self.others)
 
     @classmethod
     def of(cls, tiers: Sequence[Tier]) -> Self:
@@ -38,13 +50,13 @@ class Tiers(msgspec.Struct, frozen=True, array_like=True):
 
     def of_rank(self, rank: int) -> Tier:
         """From where the rank reads."""
-        return next((run.tier for run in self.others if rank in run.ranks), self.usual)
+        return next((run.tier for run in self.others if rank in run), self.usual)
 
     def readers(self, tier: Tier, world_size: int) -> set[int]:
         """The ranks of this tier."""
         found = set(range(world_size)) if self.usual is tier else set()
         for run in self.others:
-            (found.update if run.tier is tier else found.difference_update)(run.ranks)
+            (found.update if run.tier is tier else found.difference_update)(run.below(world_size))
         return found
 
 

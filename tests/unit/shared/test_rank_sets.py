@@ -5,12 +5,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptd.shared.protocol.rank_sets import joined_with, runs_of
+from ckptd.shared.base.errors import ProtocolError
+from ckptd.shared.base.ids import MAX_RANKS, JobKey, SaveId
+from ckptd.shared.protocol import node_messages
+from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.protocol.node_facts import GatherFailure, SegmentsGathered
+from ckptd.shared.protocol.node_messages import Report
+from ckptd.shared.protocol.node_orders import GatherOrdered, LoadOrdered
+from ckptd.shared.protocol.rank_sets import RankRun, joined_with, ranks_of, runs_of
+from ckptd.shared.protocol.tier_runs import TierRun, Tiers
+from tests.runs import RUN
+
+KEY, SAVE = JobKey("/store", "job"), SaveId(1, 1, 10, RUN)
+
+
+def gathered(*runs):
+    fact = SegmentsGathered(
+        job=KEY, save=SAVE, attempt=1, failures=tuple(GatherFailure((RankRun(*run),), "") for run in runs)
+    )
+    return Report(job=KEY, node="b", event=fact)
+
+
+def ordered(*runs):
+    return GatherOrdered(job=KEY, node="b", save=SAVE, attempt=1, sets=tuple((RankRun(*run),) for run in runs))
+
+
+def sent(*runs):
+    others = tuple(TierRun(*run, Tier.PFS) for run in runs)
+    return LoadOrdered(job=KEY, node="b", incarnation=1, save=SAVE, tiers=Tiers(Tier.ARENA, others))
 
 
 @given(st.sets(st.integers(0, 200)))
 def test_runs_are_the_ranks(ranks):
-    assert sorted(rank for run in runs_of(sorted(ranks)) for rank in run.ranks) == sorted(ranks)
+    assert ranks_of(runs_of(sorted(ranks)), 201) == ranks
 
 
 @pytest.mark.parametrize(("shards", "replicas"), [(8, 4), (64, 1_250), (1, 80_000)])
@@ -23,4 +50,28 @@ def test_the_sets_of_a_mesh_are_one_run_each(shards, replicas):
 @given(st.lists(st.sets(st.integers(0, 30), min_size=1), max_size=5), st.sets(st.integers(0, 30)))
 def test_a_node_needs_all_sets_of_its_ranks(sets, own):
     expected = own.union(*(some for some in sets if some & own))
-    assert joined_with([runs_of(sorted(some)) for some in sets], own) == expected
+    assert joined_with([runs_of(sorted(some)) for some in sets], own, 31) == expected
+
+
+def test_ranks_that_the_job_does_not_have_are_in_no_set():
+    """A run of a few bytes names a million of them."""
+    assert ranks_of((RankRun(0, MAX_RANKS), RankRun(1, MAX_RANKS // 2, 2)), 4) == {0, 1, 2, 3}
+    assert joined_with([(RankRun(1, MAX_RANKS // 2, 2),)], {1}, 8) == {1, 3, 5, 7}
+    assert Tiers(Tier.ARENA, (TierRun(2, MAX_RANKS - 2, Tier.PFS),)).readers(Tier.PFS, 4) == {2, 3}
+
+
+@pytest.mark.parametrize("make", [gathered, ordered, sent])
+def test_a_message_whose_runs_name_more_ranks_than_a_job_can_have_is_refused(make):
+    few, all_of_them, beyond = [(0, 8), (8, 8)], (0, MAX_RANKS), (MAX_RANKS - 1, 2)
+    assert node_messages.decode(node_messages.encode(make(*few))) == make(*few)
+    for runs in ([beyond], [all_of_them] * 17):
+        with pytest.raises(ValueError, match="ranks"):
+            make(*runs)
+
+
+def test_such_a_message_is_refused_as_bytes_too():
+    raw = node_messages.encode(ordered((0, 8)))
+    assert raw.count(msgspec.msgpack.encode([0, 8, 1])) == 1
+    forged = raw.replace(msgspec.msgpack.encode([0, 8, 1]), msgspec.msgpack.encode([0, 8, MAX_RANKS]))
+    with pytest.raises(ProtocolError, match="ranks"):
+        node_messages.decode(forged)
