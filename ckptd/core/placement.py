@@ -1,6 +1,6 @@
 """The topology of a session from what its nodes report, and the place of each node in it. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from ckptd.core.redundancy_sets import redundancy_sets
@@ -22,28 +22,29 @@ class Roster:
         self.attached: dict[str, NodeAttached] = {}  # the last of each node
         self._at: dict[str, set[int]] = {}
 
-    def put(self, node: str, event: NodeAttached, arrivals: Iterable[Arrival], gone: AbstractSet[str]) -> Misfit | None:
-        """These ranks and no others are at the node. Returns why they cannot be. gone: nodes that do not answer."""
-        arrivals = list(arrivals)
-        for rank in self._at.pop(node, set()) - {arrival.rank for arrival in arrivals}:
-            del self.ranks[rank]
+    def misfit(self, node: str, arrivals: Sequence[Arrival], gone: AbstractSet[str]) -> Misfit | None:
+        """Why these ranks cannot be at the node. gone: nodes that do not answer."""
+        known = self.world_size or next((arrival.world_size for arrival in arrivals), 0)
         for rank, world_size in ((arrival.rank, arrival.world_size) for arrival in arrivals):
-            self.world_size = self.world_size or world_size
             if rank >= world_size:
                 return ("usage", f"rank {rank} does not exist in a job of {world_size} ranks", "")
-            if world_size != self.world_size:
-                text = f"rank {rank} has connected as one of {world_size} ranks, others as one of {self.world_size}"
+            if world_size != known:
+                text = f"rank {rank} has connected as one of {world_size} ranks, others as one of {known}"
                 return ("usage", text, "start all ranks with the same world size")
             other = self.ranks.get(rank, node)
             if other != node and other not in gone:
                 text = f"two processes are rank {rank} of the job, on node {other} and on node {node}"
                 return ("usage", text, "start each rank once; two separate jobs: another job name for each")
-            if other != node:
-                self._at[other].discard(rank)
-            self.ranks[rank] = node
-        self._at[node] = {arrival.rank for arrival in arrivals}
-        self.attached[node], self.alone = event, node if event.alone else ""
         return None
+
+    def put(self, node: str, event: NodeAttached, arrivals: Sequence[Arrival]) -> None:
+        """These ranks and no others are at the node."""
+        for rank in [*self._at.get(node, ()), *(arrival.rank for arrival in arrivals)]:
+            self.drop(rank)
+        self._at[node] = {arrival.rank for arrival in arrivals}
+        self.ranks |= dict.fromkeys(self._at[node], node)
+        self.world_size = self.world_size or next((arrival.world_size for arrival in arrivals), 0)
+        self.attached[node], self.alone = event, node if event.alone else ""
 
     def drop(self, rank: int) -> None:
         """The rank has left."""
@@ -65,11 +66,6 @@ class Roster:
     def nodes(self) -> list[str]:
         """Those with ranks."""
         return [node for node, ranks in self._at.items() if ranks]
-
-    @property
-    def by_node(self) -> Mapping[str, set[int]]:
-        """Ranks of each node."""
-        return self._at
 
     def topology(self) -> Topology:
         """Of all ranks, once they are whole: nodes in the order of their lowest rank."""

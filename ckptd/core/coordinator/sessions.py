@@ -206,7 +206,7 @@ class Sessions:
         """Sends the node its place, and all of them theirs where this node was the last that was not known."""
         if self.placement is None:
             arrivals = [ev.Arrival(rank, self.world_size) for rank in self.members.at(node)]
-            self._roster.put(node, event, arrivals, self.links.down)
+            self._roster.put(node, event, arrivals)
             if self._roster.whole:
                 self.placement = Placement(self._roster.topology())
                 others = [self._welcome(other, ()) for other in sorted(self.placement.nodes) if other != node]
@@ -219,10 +219,10 @@ class Sessions:
         if session not in self._waiting:
             self._waiting[session] = Waiting(now, FormerNodes(self._job, self._node, session))
         waiting = self._waiting[session]
-        before = waiting.roster.attached.get(node)
-        problem = waiting.roster.put(node, event, arrivals, self.links.down)
-        if problem is not None:
+        if (problem := waiting.roster.misfit(node, arrivals, self.links.down)) is not None:
             return self._turn_away(session, problem, now)
+        before = waiting.roster.attached.get(node)
+        waiting.roster.put(node, event, arrivals)
         waiting.add(event)
         waiting.outdated |= before is not None and before.peer != event.peer
         if not waiting.ranks and session != self.taking:
