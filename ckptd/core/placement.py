@@ -1,6 +1,6 @@
 """The topology of a session from what its nodes report, and the place of each node in it. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from ckptd.core.redundancy_sets import redundancy_sets
