@@ -13,6 +13,7 @@ from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer, Place, Topology
 
+PATIENCE_S = 10.0  # with the node that was asked; then the coordinator is asked, which has what it made
 _MAX_ASKED = 16  # topologies that others ask for and that are not here; of each, one word of each node
 
 
@@ -32,6 +33,7 @@ class KnownTopologies:
         self._outside_digest = b""
         self._coordinator = node
         self._asked = ""  # the node that is to send what is wanted
+        self._until: float | None = None  # it is waited for; None: not known before the next tick
         self._askers: dict[bytes, dict[str, None]] = {}
 
     @property
@@ -99,12 +101,16 @@ class KnownTopologies:
 
     # --- by digest
 
-    def _ask(self) -> list[Action]:
-        """Asks one node for what is missing: the first of the set, which all of them ask, or the coordinator."""
+    def _ask(self, *, late: bool = False) -> list[Action]:
+        """Asks one node for what is missing: the first of the set, which all of them ask, or the coordinator.
+
+        late: one was asked, and has sent nothing.
+        """
         if not self._wanted or self._asked:
             return []
         first = self.place.members[0].node if self.place is not None and self.place.members else self._node
-        self._asked = first if first != self._node and first not in self._links.down else self._coordinator
+        able = first != self._node and first not in self._links.down and not late
+        self._asked, self._until = first if able else self._coordinator, None
         return [self._to(self._asked, digest) for digest in sorted(self._wanted)]
 
     def _to(self, node: str, digest: bytes) -> Action:
@@ -155,3 +161,20 @@ class KnownTopologies:
         if node == self._asked:
             self._asked = ""
         return self._ask()
+
+    def next_deadline(self) -> float | None:
+        """When to call tick; in the past: at once."""
+        if not self._wanted or not self._asked:
+            return None
+        return self._until if self._until is not None else float("-inf")
+
+    def tick(self, now: float) -> list[Action]:
+        """Asks again for what has not come."""
+        if not self._wanted or not self._asked:
+            return []
+        if self._until is None:
+            self._until = now + PATIENCE_S
+        if now < self._until:
+            return []
+        self._asked = ""
+        return self._ask(late=True)

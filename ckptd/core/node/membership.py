@@ -249,14 +249,16 @@ class Membership:
         return self.reports.end_meetings(self.session)
 
     def next_deadline(self) -> float | None:
-        """When ranks that have come are reported."""
-        return self.reports.next_deadline()
+        """When ranks that have come are reported, or a topology that has not come is asked for again."""
+        times = (self.reports.next_deadline(), self.topologies.next_deadline())
+        return min((t for t in times if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
         """Reports the ranks that have come since, one message for all of a session."""
+        asked = self.topologies.tick(now)
         due = self.reports.take_due(now)
         actions = [action for session in due for action in self._attached_to(self.reports.candidate(session), session)]
         informed = {self.reports.candidate(session) for session in due}
         others = sorted(self.reports.take_changed() - informed)
         self._informed |= set(others)
-        return [*actions, *(self.report(self.reports.found(), node) for node in others)]
+        return [*asked, *actions, *(self.report(self.reports.found(), node) for node in others)]

@@ -572,7 +572,7 @@ class ACluster:
 def _due(node: ANode) -> float | None:
     """When its ranks are reported."""
     job = node.catalogue.jobs.get(KEY)
-    return job.node.membership.next_deadline() if job is not None else None
+    return job.node.membership.reports.next_deadline() if job is not None else None
 
 
 def _wants(a: ANode, b: ANode) -> bool:
