@@ -159,6 +159,8 @@ class Catalogue:
                 job.links.came(event.node)
             elif isinstance(event, ev.PeerDown):
                 job.links.went(event.node, rests=event.rests)
+                if event.rests:
+                    continue  # no node was lost, and no machine waits for one to which it has no use for a link
             if kind is ev.Report or kind in job.coordinator.events:
                 self._route(event.job, job.coordinator.handle(event, now), inbox, out)
             if kind in job.node.events or kind in job.node.orders:

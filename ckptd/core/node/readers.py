@@ -16,6 +16,7 @@ from ckptd.shared.protocol.messages import PlaceKnown, Tier
 from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 
 PATIENCE_S = 10.0  # for a parent, or for this node's own rank
+DIAL_S = 2.0  # for a parent that was lost some time ago, and is dialled
 _KEPT = 16  # reads
 _LOAD = "load."
 
@@ -92,7 +93,7 @@ class Readers:
             return [*answers, *self._ranks.tell(event.rank, PlaceKnown(reply_to=event.request))]
         place = Place(nodes.index(self._node), len(nodes))
         waiting = _RankWaits(event, nodes[place.parent] if place.parent is not None else "", place)
-        if not waiting.parent or waiting.parent in self._membership.down:
+        if not waiting.parent:
             return [*answers, *self._place(waiting, None)]
         self._ranks_waiting[read] = waiting
         return [*answers, self._ask(read, waiting.parent)]
@@ -127,7 +128,10 @@ class Readers:
 
     def peer_up(self, event: ev.PeerUp) -> list[Action]:
         """What it was asked may be lost."""
-        return [self._ask(read, w.parent) for read, w in self._ranks_waiting.items() if w.parent == event.node]
+        asked = {read: w for read, w in self._ranks_waiting.items() if w.parent == event.node}
+        for waiting in asked.values():
+            waiting.until = None
+        return [self._ask(read, event.node) for read in asked]
 
     def peer_down(self, event: ev.PeerDown) -> list[Action]:
         """It does not answer: its children read without it."""
@@ -146,7 +150,9 @@ class Readers:
     def tick(self, now: float) -> list[Action]:
         """Ends waits that have lasted too long."""
         for waiting in self._waiting:
-            waiting.until = waiting.until if waiting.until is not None else now + PATIENCE_S
+            lost = isinstance(waiting, _RankWaits) and waiting.parent in self._membership.down
+            patience_s = DIAL_S if lost else PATIENCE_S
+            waiting.until = waiting.until if waiting.until is not None else now + patience_s
         late = [key for key, w in self._ranks_waiting.items() if w.until is not None and now >= w.until]
         actions = [action for key in late for action in self._place(self._ranks_waiting.pop(key), None)]
         silent = [key for key, w in self._nodes_waiting.items() if w.until is not None and now >= w.until]

@@ -85,6 +85,19 @@ def test_a_link_that_rests_is_no_node_that_was_lost():
         assert ("g" in node.job.node.membership.down) is not rests
 
 
+def test_no_machine_takes_a_link_that_rests_for_a_lost_node():
+    """Every part of the job would react to the loss of this one: it drains, and is of the coordinator's set."""
+    cluster = a_job()
+    cluster.held = {act.Drain}
+    cluster.stage(ONE)
+    cluster.say(cluster.nodes["a"], ev.PeerDown(job=KEY, node="b", rests=True))
+    cluster.settle()
+    assert cluster.nodes["a"].job.coordinator.facts.active == ONE
+    cluster.say(cluster.nodes["a"], ev.PeerDown(job=KEY, node="b"))
+    cluster.settle()
+    assert cluster.nodes["a"].job.coordinator.facts.active is None
+
+
 def test_links_to_sources_of_copies_are_kept_while_those_are_on_their_way():
     cluster = ACluster(NODES, set_size=4)
     cluster.replicas = 1

@@ -4,7 +4,7 @@ import pytest
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
-from ckptd.core.node.readers import PATIENCE_S
+from ckptd.core.node.readers import DIAL_S, PATIENCE_S
 from ckptd.shared.protocol import read_tree
 from ckptd.shared.protocol.messages import Tier
 from ckptd.shared.protocol.read_tree import ExchangeAddress
@@ -146,3 +146,48 @@ def test_a_read_without_an_order_has_no_places(read):
     cluster = a_job_on_the_store("abc", lost="abc")
     cluster.ask()
     assert {place.count for place in told(cluster, places(cluster, range(3), read)).values()} == {0}
+
+
+def test_a_parent_whose_link_broke_some_time_ago_is_asked_all_the_same():
+    """No link is kept to it, so nothing has made another since; the question does."""
+    cluster = a_job_on_the_store("abc", lost="abc")
+    read = told(cluster, cluster.ask())[0].read
+    cluster.say(cluster.nodes["c"], ev.PeerDown(job=KEY, node="a"))
+    cluster.settle()
+    found = told(cluster, places(cluster, [0, 2], read))
+    assert found[2].parent == exchange_of(0)
+
+
+def test_a_parent_that_was_lost_costs_a_short_patience():
+    cluster = a_job_on_the_store("abc", lost="abc")
+    read = told(cluster, cluster.ask())[0].read
+    cluster.say(cluster.nodes["c"], ev.PeerDown(job=KEY, node="a"))
+    cluster.settle()
+    early = places(cluster, [2], read)
+    cluster.tick(0)
+    assert told(cluster, early) == {2: None}
+    cluster.tick(DIAL_S)
+    assert told(cluster, early)[2].parent is None
+
+
+def test_a_parent_that_was_lost_and_is_up_again_has_the_usual_patience():
+    cluster = a_job_on_the_store("abc", lost="abc")
+    read = told(cluster, cluster.ask())[0].read
+    cluster.say(cluster.nodes["c"], ev.PeerDown(job=KEY, node="a"))
+    cluster.settle()
+    early = places(cluster, [2], read)
+    cluster.tick(0)
+    cluster.say(cluster.nodes["c"], ev.PeerUp(job=KEY, node="a"))
+    cluster.settle()
+    cluster.tick(DIAL_S)
+    assert told(cluster, early) == {2: None}
+    places(cluster, [0], read)
+    assert told(cluster, early)[2].parent == exchange_of(0)
+
+
+def test_a_link_to_the_parent_that_rests_ends_no_wait():
+    cluster = a_job_on_the_store("abc", lost="abc")
+    early = places(cluster, [2], told(cluster, cluster.ask())[0].read)
+    cluster.say(cluster.nodes["c"], ev.PeerDown(job=KEY, node="a", rests=True))
+    cluster.settle()
+    assert told(cluster, early) == {2: None}

@@ -26,13 +26,6 @@ def commits(cluster):
     return [(node.name, action.session) for node, action in cluster.waiting if isinstance(action, act.Commit)]
 
 
-def test_the_first_of_another_set_makes_the_commit_later(waits):
-    waits.tick(0.0)
-    assert commits(waits) == []
-    waits.tick(LONG_S)
-    assert commits(waits) == [("b", "s1")]
-
-
 def test_a_node_that_is_to_commit_later_leaves_it_to_a_new_coordinator(waits):
     waits.tick(0.0)
     waits.end_ranks()
@@ -41,16 +34,3 @@ def test_a_node_that_is_to_commit_later_leaves_it_to_a_new_coordinator(waits):
     assert waits.nodes["b"].job.node.coordinator == "d"
     waits.tick(LONG_S)
     assert {name for name, _ in commits(waits)} <= {"d"}
-
-
-def test_a_coordinator_that_answers_again_makes_its_commit_itself():
-    cluster = ACluster("abcd", set_size=2)
-    cluster.connect("abcd")
-    cluster.held = {act.Commit}
-    cluster.stage(ONE)
-    cluster.lose("c")
-    cluster.cut_off("a")
-    cluster.tick(0.0)
-    cluster.heal("a")
-    cluster.tick(LONG_S)
-    assert {name for name, _ in commits(cluster)} == {"a"}
