@@ -108,8 +108,7 @@ class Sessions:
         waiting = self._waiting.get(event.session)
         if waiting is None:
             return []
-        waiting.former.outside.setdefault(node, None)
-        waiting.former.reported.add(node)
+        waiting.former.has_reported(node)
         return self._open_waiting(now)
 
     def lives(self, node: str, living: Iterable[ev.Living]) -> list[int]:
@@ -125,6 +124,8 @@ class Sessions:
 
     def topology_reported(self, event: ev.TopologyReported, now: float) -> list[Action]:
         """A node sends the topology of an earlier session."""
+        if not any(waiting.former.lacks(event.packed.digest) for waiting in self._waiting.values()):
+            return []
         try:
             topology = Topology.unpacked(event.packed)
         except ProtocolError:
@@ -388,7 +389,7 @@ class Sessions:
         waiting.place(now)
         self.placement, self._placed, self.epoch = waiting.placement, session, self.incarnation
         inside = self.placement.nodes if self.placement is not None else frozenset[str]()
-        self._former |= {name: peer for name, peer in waiting.former.outside.items() if peer is not None}
+        self._former |= waiting.former.outside
         self.visitors = (waiting.former.reported | self.visitors) - self.links.down - inside
         self._outside = of_peers([self._former[name] for name in sorted(self.visitors & self._former.keys())])
         self.members, self._roster = Members(waiting.ranks), waiting.roster
