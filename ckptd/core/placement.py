@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from functools import cached_property
 
 from ckptd.core.redundancy_sets import redundancy_sets
 from ckptd.shared.base.errors import ConfigError
@@ -95,19 +96,23 @@ class Placement:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.nodes = frozenset(topology.nodes)
-        self._sets: dict[str, tuple[Peer, ...]] | None = None
+        self._members: dict[str, tuple[Peer, ...]] | None = None  # of each node's set
+
+    @cached_property
+    def sets(self) -> list[tuple[str, ...]]:
+        """The redundancy sets. Made once."""
+        return redundancy_sets(self.topology.peers, self.topology.set_size)
 
     def place(self, node: str) -> Place:
         """Of one node; of a node outside, without ranks and set."""
-        if self._sets is None:
+        if self._members is None:
             peers = {peer.node: peer for peer in self.topology.peers}
-            sets = redundancy_sets(self.topology.peers, self.topology.set_size)
-            members = [tuple(peers[name] for name in names) for names in sets]
-            self._sets = {peer.node: of for of in members for peer in of}
+            members = [tuple(peers[name] for name in names) for names in self.sets]
+            self._members = {peer.node: of for of in members for peer in of}
         topology = self.topology
         return Place(
             digest=topology.digest,
-            members=self._sets.get(node, ()),
+            members=self._members.get(node, ()),
             ranks=topology.ranks_of(node),
             nodes=len(topology.peers),
             scheme=topology.scheme,

@@ -21,11 +21,6 @@ def redundancy_sets(peers: Sequence[Peer], set_size: int) -> list[tuple[str, ...
     return [tuple(node for _, node in sorted(members)) for members in dealt]
 
 
-def set_of(peers: Sequence[Peer], set_size: int, node: str) -> tuple[str, ...]:
-    """The set that the node belongs to; itself alone when it is no node of the job."""
-    return next((members for members in redundancy_sets(peers, set_size) if node in members), (node,))
-
-
 def recoverable(scheme: Scheme, members: int, columns: set[int], chunks: set[int], wanted: set[int]) -> bool:
     """Whether the wanted members' columns can be rebuilt when these members' columns and chunks are lost.
 

@@ -46,7 +46,7 @@ class Coordinator:
         self.preemption = Preemption(job, node)
         self._know_nothing()
         self._now = 0.0  # of the last event
-        self._stale = True  # since the last look at the deadline
+        self._stale = True  # something happened since the last look at the deadline
         self._due: float | None = None  # the deadline, unless it is stale
         self._blank = False  # the last scan found no store at its path
         self._looked_at = 0.0  # when the store was scanned last
@@ -433,7 +433,6 @@ class Coordinator:
     def tick(self, now: float) -> list[Action]:
         """What is due by now."""
         if (due := self.next_deadline()) is None or now < due:
-            self._due = due
             return []
         self._now = now
         actions = self._tick(now)

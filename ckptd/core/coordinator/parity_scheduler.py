@@ -9,7 +9,6 @@ from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.protection_states import PROTECTION, Encoding, EncodingOn
 from ckptd.core.coordinator.protection_view import ProtectionView, view_of
 from ckptd.core.coordinator.save_record import Record, newest_whole, obsolete_since
-from ckptd.core.redundancy_sets import redundancy_sets
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.topology import Topology
@@ -71,7 +70,8 @@ class ParityScheduler:
             return
         self._end_active(EncodingOn.GIVEN_UP)
         self.topology, self.epoch, self._placed = topology, epoch, None
-        sets = redundancy_sets(topology.peers, topology.set_size) if topology is not None else []
+        placement = self._facts.session.placement
+        sets = placement.sets if placement is not None else []
         self._sets = {node: members for members in sets for node in members}
         ranks = topology.by_node if topology is not None else {}
         self._ranks = {members: tuple(ranks[member] for member in members) for members in sets}

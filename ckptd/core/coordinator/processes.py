@@ -16,11 +16,10 @@ class Processes:
         self._living: dict[str, dict[int, tuple[str, ev.Living]]] = {}  # session -> rank -> node, process
         self._at: dict[str, set[Key]] = {}  # by node
 
-    def report(self, node: str, living: Iterable[ev.Living]) -> set[Key]:
-        """All processes that live at the node, in place of those that it reported before. Returns what has ended."""
+    def report(self, node: str, living: Iterable[ev.Living]) -> None:
+        """All processes that live at the node, in place of those that it reported before."""
         now = {(one.rank, one.session): one for one in living}
-        ended = self._at.get(node, set()) - now.keys()
-        for rank, session in ended:
+        for rank, session in self._at.get(node, set()) - now.keys():
             self._remove(rank, session, node)
         for (rank, session), one in now.items():
             before = self._living.setdefault(session, {}).get(rank)
@@ -28,7 +27,6 @@ class Processes:
                 self._at[before[0]].discard((rank, session))
             self._living[session][rank] = (node, one)
         self._at[node] = set(now)
-        return ended
 
     def ended(self, rank: int, session: str) -> int:
         """The process ended. Returns its number, 0 if no node reported it."""

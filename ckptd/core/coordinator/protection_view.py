@@ -72,11 +72,11 @@ def view_of(
         coordinator=topology.coordinator,
         nodes=nodes,
         protected=frozenset(protected),
-        degraded=(*less_than_asked(topology), *_degraded(topology.scheme, sets, nodes)),
+        degraded=(*less_than_asked(topology, sets), *_degraded(topology.scheme, sets, nodes)),
     )
 
 
-def less_than_asked(topology: Topology) -> tuple[str, ...]:
+def less_than_asked(topology: Topology, sets: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """What the scheme cannot do for nodes so few, and what to type. Of a scheme that nobody chose a lone node has none.
 
     It is the same as long as the session lasts: rank 0 receives it once.
@@ -88,7 +88,7 @@ def less_than_asked(topology: Topology) -> tuple[str, ...]:
     if nodes == 1:
         return (f"redundancy {scheme} protects nothing: all ranks run on one node; {way_out.format(Scheme.NONE)}",)
     small: dict[int, list[int]] = {}  # sets that cannot carry the scheme, by how many members they have
-    for number, members in enumerate(redundancy_sets(topology.peers, topology.set_size)):
+    for number, members in enumerate(sets):
         if scheme.among(len(members)) is not scheme:
             small.setdefault(len(members), []).append(number)
     return tuple(

@@ -395,7 +395,7 @@ class Sessions:
         self.members, self._roster = Members(waiting.ranks), waiting.roster
         self.world_size = waiting.roster.world_size
         note = f"the store did not give an incarnation number ({event.problem}); went on with {self.incarnation}"
-        less = less_than_asked(self.topology) if self.topology is not None else ()
+        less = less_than_asked(self.placement.topology, self.placement.sets) if self.placement is not None else ()
         warnings = (*event.warnings, *((note,) if event.problem else ()), *less)
         nodes = [*sorted(self.members.nodes), *sorted(self.visitors - self.members.nodes)]
         welcomes = [self._welcome(node, tuple(sorted(self.members.at(node))), warnings) for node in nodes]

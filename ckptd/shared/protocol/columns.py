@@ -38,11 +38,6 @@ class Packed(msgspec.Struct, frozen=True, array_like=True):
     keys: Annotated[bytes, msgspec.Meta(max_length=_KEY_NBYTES * MAX_NODES)]
     rest: Annotated[bytes, msgspec.Meta(max_length=MAX_NBYTES)]
 
-    @property
-    def nbytes(self) -> int:
-        """Of its content."""
-        return len(self.digest) + len(self.keys) + len(self.rest)
-
 
 class _Rest(msgspec.Struct, array_like=True):
     """``steps`` and ``counts``: runs of ranks on one node, each with how far its node lies behind that of the last."""

@@ -48,7 +48,6 @@ AnyStore = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")]
 Attempt = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Ranks = Annotated[tuple[Rank, ...], msgspec.Meta(max_length=MAX_RANKS)]
 Nodes = Annotated[tuple[NodeName, ...], msgspec.Meta(max_length=MAX_NODES)]
-Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_NODES)]
 Attestations = Annotated[tuple[Attestation, ...], msgspec.Meta(max_length=MAX_ATTESTATIONS)]
 
 
