@@ -105,12 +105,14 @@ class Drains:
         self._facts.retry_at = None
         if chosen.state is not State.QUEUED:
             chosen.due = True
-            self._facts.move(chosen, On.ITS_TURN)
+            if not self._facts.move(chosen, On.ITS_TURN):
+                return actions
         return [*actions, *self._begin_drain(chosen, now)]
 
     def _begin_drain(self, record: Record, now: float) -> list[Action]:
+        if not self._facts.move(record, On.STORE_FREE):
+            return []
         self._facts.active = record.save
-        self._facts.move(record, On.STORE_FREE)
         record.drain_since = now
         record.voters, record.commit_failures, record.drainers = set(), 0, {}
         for rank, nodes in sorted(record.held.items()):
@@ -187,8 +189,9 @@ class Drains:
         return self._commit(record, On.VOTES_FOUND)
 
     def _commit(self, record: Record, on: On) -> list[Action]:
+        if not self._facts.move(record, on):
+            return []
         self._facts.active = record.save
-        self._facts.move(record, on)
         self._asked = self.fence.commit(record.save)
         return [self._asked]
 
@@ -273,7 +276,8 @@ class Drains:
     # --- ends
 
     def _end(self, record: Record, on: On, reason: str) -> list[Action]:
-        self._facts.move(record, on)
+        if not self._facts.move(record, on):
+            return []
         record.reason = reason
         return self._tell_end(record)
 

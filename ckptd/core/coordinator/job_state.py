@@ -11,7 +11,7 @@ from ckptd.core import events as ev
 from ckptd.core.coordinator.chunks import Chunks
 from ckptd.core.coordinator.inventory_barrier import InventoryBarrier
 from ckptd.core.coordinator.save_record import Record
-from ckptd.core.coordinator.save_states import ON_STORE_WAY, SAVE, WHOLE, On, State
+from ckptd.core.coordinator.save_states import SAVE, WHOLE, On, State
 from ckptd.core.coordinator.sessions import Sessions
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey, Run, SaveId
@@ -60,7 +60,7 @@ class JobState:
     def give_away(self, save: SaveId) -> dict[int, set[str]]:
         """The save is another run's: what lies where of it, by rank. Nothing while it is on its way to the store."""
         record = self.records[save]
-        if record.state in ON_STORE_WAY:
+        if not SAVE.takes(record.state, On.FORGOTTEN):
             return {}
         held = record.held
         for rank, nodes in held.items():
@@ -75,7 +75,7 @@ class JobState:
         if not self._in_order[place]:
             del self._in_order[place]
         record = self.records.pop(save)
-        SAVE.after(record.state, On.FORGOTTEN)
+        SAVE.step(record.state, On.FORGOTTEN)  # the callers looked
         del self._in[record.state][save]
         self._newest_is_known = False
         return record
@@ -123,9 +123,12 @@ class JobState:
 
     # --- saves
 
-    def move(self, record: Record, on: On) -> None:
-        """The save's state follows from its table."""
-        after = SAVE.after(record.state, on)
+    def move(self, record: Record, on: On) -> bool:
+        """The save's state follows from its table. Returns whether it has that row; False: nothing else may follow."""
+        step = SAVE.step(record.state, on)
+        if step is None:
+            return False
+        after = step.after
         assert after is not None  # noqa: S101 - what is forgotten is dropped
         del self._in[record.state][record.save]
         record.state = after
@@ -133,6 +136,7 @@ class JobState:
         record.staged |= after in WHOLE
         self.moves += 1
         self._newest_is_known = False
+        return True
 
     def of(self, *states: State) -> list[Record]:
         """Saves that are in these states, each since when it came there."""
@@ -147,7 +151,7 @@ class JobState:
         """Of a save that is known, or is from now on. world_size 0: not known."""
         if save not in self.records:
             record = self.records[save] = Record(save, world_size, now)
-            assert SAVE.after(None, On.BEGUN) is record.state  # noqa: S101 - as its table says
+            record.state = SAVE.begin(On.BEGUN)
             self._in[record.state][save] = record
             self._in_order.setdefault((save.owner, save.counter), set()).add(save)
             self._prune()

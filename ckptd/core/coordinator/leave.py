@@ -30,8 +30,11 @@ class Leave:
         """None of its ranks has ended."""
         self._crashed = False
 
-    def _move(self, on: SessionOn, now: float) -> None:
-        self._state, self._since = SESSION.after(self._state, on), now
+    def _move(self, on: SessionOn, now: float) -> bool:
+        step = SESSION.step(self._state, on)
+        if step is not None:
+            self._state, self._since = step.after, now
+        return step is not None
 
     def adopted(self, now: float) -> None:
         """Memory of the job was found at start, perhaps that of a rank that ended while no daemon ran."""
@@ -80,8 +83,7 @@ class Leave:
         waits = newest is not None and newest.state is not State.DURABLE
         if facts.active is not None or (waits and not expired):
             return Verdict.STAYS
-        self._move(SessionOn.RELEASED, now)
-        return Verdict.RELEASED
+        return Verdict.RELEASED if self._move(SessionOn.RELEASED, now) else Verdict.STAYS
 
     @property
     def until(self) -> float | None:

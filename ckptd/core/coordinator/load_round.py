@@ -27,7 +27,7 @@ class Round:
     since: float  # when the ranks began to wait
     step: int | None
     run: RunId | None  # of which alone a checkpoint is taken
-    state: Loading = Loading.COLLECTING
+    state: Loading
     asked: set[int] = field(default_factory=set)
     scan: ev.StoreScanned | None = None
     incarnation: int | None = None

@@ -48,10 +48,15 @@ class ParityScheduler:
         """That is protected, under the topology of its epoch."""
         return next((key for key, state in self.states.items() if state is Encoding.PROTECTED), None)
 
-    def _move(self, key: Key, on: EncodingOn) -> None:
-        after = PROTECTION.after(self.states.pop(key, None), on)
-        if after is not None:
-            self.states[key] = after
+    def _move(self, key: Key, on: EncodingOn) -> bool:
+        """Returns whether the table has that row; False: nothing else may follow."""
+        step = PROTECTION.step(self.states.get(key), on)
+        if step is None:
+            return False
+        self.states.pop(key, None)
+        if step.after is not None:
+            self.states[key] = step.after
+        return True
 
     def react(self, now: float) -> list[Action]:
         """What follows from the facts, as they are now."""
@@ -105,7 +110,8 @@ class ParityScheduler:
         if not self._is_placed(newest):
             return []
         given_up = self._give_up_active()
-        self._move((newest.save, self.epoch), EncodingOn.ORDERED)
+        if not self._move((newest.save, self.epoch), EncodingOn.ORDERED):
+            return given_up
         self._active_since = now
         self._retry_at = now + self._policy.encode_patience_s  # a node that has said nothing by then is asked again
         return [*given_up, *self._order(newest.save, self._sets)]
@@ -137,9 +143,10 @@ class ParityScheduler:
         if event.save != self.active:
             return []
         if event.problem:
+            if not self._move(key, EncodingOn.FAILED):
+                return []
             self.problems[node] = event.problem
             self._done.discard(node)
-            self._move(key, EncodingOn.FAILED)
             self._failures += 1
             pause = min(self._policy.drain_retry_s * 2 ** min(self._failures, 10), self._policy.drain_retry_max_s)
             self._retry_at = now + pause
@@ -159,9 +166,11 @@ class ParityScheduler:
         return ev.HeldChunk(*key, scheme, members.index(node), self._ranks[members], members)
 
     def _protected(self, key: Key, on: EncodingOn) -> list[Action]:
-        if self.newest is not None:
-            self._move(self.newest, EncodingOn.SURPASSED)
-        self._move(key, on)
+        before = self.newest
+        if not self._move(key, on):
+            return []
+        if before is not None:
+            self._move(before, EncodingOn.SURPASSED)
         self._end_active(EncodingOn.GIVEN_UP)
         if key[0] in self._facts.records:
             self._facts.records[key[0]].protected = True

@@ -60,12 +60,12 @@ class Restores:
         r = self._round
         return (r.since, r.asked) if r is not None and r.state is not Loading.READING else (None, set())
 
-    def _move(self, r: Round, on: LoadOn) -> None:
-        after = RESTORE.after(r.state, on)
-        if after is None:
-            self._round = None
-        else:
-            r.state = after
+    def _move(self, r: Round, on: LoadOn) -> bool:
+        """Returns whether the table has that row; False: nothing else may follow."""
+        if (step := RESTORE.step(r.state, on)) is None:
+            return False
+        self._round, r.state = (r, step.after) if step.after is not None else (None, r.state)
+        return True
 
     @property
     def wants_incarnation(self) -> bool:
@@ -79,8 +79,7 @@ class Restores:
         """
         actions: list[Action] = []
         if self._round is None:
-            self._round, self._ended = Round(now, event.step, event.run), ""
-            assert RESTORE.after(None, LoadOn.CALLED) is self._round.state  # noqa: S101 - as its table says
+            self._round, self._ended = Round(now, event.step, event.run, RESTORE.begin(LoadOn.CALLED)), ""
             actions = [take]
         if (event.step, event.run) != (self._round.step, self._round.run):
             text = f"ranks ask for different steps: {self._round.step} and {event.step}"
@@ -133,8 +132,8 @@ class Restores:
         return self._choose(r, now) if ready else actions
 
     def _waits_no_more(self, r: Round, on: LoadOn) -> None:
-        r.awaited, r.fetches, r.gather, r.gathering = None, {}, None, set()
-        self._move(r, on)
+        if self._move(r, on):
+            r.awaited, r.fetches, r.gather, r.gathering = None, {}, None, set()
 
     def new_session(self) -> list[Action]:
         """Another session is the job now."""
@@ -194,7 +193,7 @@ class Restores:
             if fetches:
                 return self._gather(r, save, fetches)
             r.notes = list(dict.fromkeys([*r.notes, *(reason.text for reason in reasons)]))
-            return [self._order(r, save, tiers)]
+            return self._order(r, save, tiers)
         if disputed is not None:
             return self._refuse_disputed(disputed)
         return self._nothing(r, candidates, reasons)
@@ -251,11 +250,11 @@ class Restores:
         if fetches:
             return self._gather(r, save, fetches)
         if r.in_part and not r.is_gathered(save):
-            self._move(r, LoadOn.MISSING)
-            return [r.begin_gather(self._job, self._node, record, nodes)]
+            begins = self._move(r, LoadOn.MISSING)
+            return [r.begin_gather(self._job, self._node, record, nodes)] if begins else []
         came = r.farthest(save)
         tiers = [came.get(self._routes.home(rank), Tier.ARENA) for rank in range(self._world_size)]
-        return [self._order(r, save, tiers, whole=True)]
+        return self._order(r, save, tiers, whole=True)
 
     def _have_drained(self, r: Round, save: SaveId, now: float) -> list[Action] | None:
         """Has a checkpoint written to the store that lies in memory only, what is lost of it rebuilt first."""
@@ -272,8 +271,8 @@ class Restores:
             return self._gather(r, save, fetches)
         if self._saves.newest_staged is not self._saves.records[save]:
             return None
-        r.awaited, r.since = save, now
-        self._move(r, LoadOn.UNSTORED)
+        if self._move(r, LoadOn.UNSTORED):
+            r.awaited, r.since = save, now
         return []  # the drain follows
 
     def _not_drained(self, r: Round, save: SaveId) -> Reason:
@@ -291,8 +290,9 @@ class Restores:
         return Reason(f"{save}: {self._routes.why_not(save, ranks)}", lost=damaged.isdisjoint(ranks))
 
     def _gather(self, r: Round, save: SaveId, fetches: dict[tuple[int, str], ev.FetchOrdered]) -> list[Action]:
+        if not self._move(r, LoadOn.MISSING):
+            return []
         r.gathered = save
-        self._move(r, LoadOn.MISSING)
         r.fetches = {key: ToNode(job=self._job, node=key[1], message=order) for key, order in fetches.items()}
         return list(r.fetches.values())
 
@@ -334,22 +334,24 @@ class Restores:
             job=self._job, node=self._node, incarnation=number, run=r.drawn, notes=tuple(notes), **fields
         )
 
-    def _order(self, r: Round, save: SaveId, tiers: list[Tier], *, whole: bool = False) -> Action:
-        self._move(r, LoadOn.SENT)
+    def _order(self, r: Round, save: SaveId, tiers: list[Tier], *, whole: bool = False) -> list[Action]:
+        if not self._move(r, LoadOn.SENT):
+            return []
         r.choice, r.reported, r.failed, r.attempts = save, set(), False, r.attempts + 1
         dirname = self._saves.on_store[save].dirname if save in self._saves.on_store else ""
         r.order = self._ordered(
             r, r.notes, save=save, tiers=Tiers.of(tiers), whole=whole, dirname=dirname, attempt=r.attempts
         )
-        return ToNode(job=self._job, message=r.order)
+        return [ToNode(job=self._job, message=r.order)]
 
     def _nothing(self, r: Round, candidates: list[SaveId], reasons: list[Reason]) -> list[Action]:
         found = Found(candidates, reasons, r.notes, self._strangers.notes, r.scan)
         said = answer(self._job, Asked(r.step, r.run), found, self._routes)
         if isinstance(said, Refusal):
             return self._refuse("restore", said.message, said.hint)
+        if not self._move(r, LoadOn.EMPTY):
+            return []
         self.agreed = order = self._ordered(r, said)
-        self._move(r, LoadOn.EMPTY)
         return [ToNode(job=self._job, message=order)]
 
     def reported(self, event: ev.LoadsReported) -> list[Action]:
@@ -369,10 +371,11 @@ class Restores:
         if r.failed:
             self._move(r, LoadOn.UNREAD)
             return []
+        if not self._move(r, LoadOn.AGREED):
+            return []
         notes = (*r.notes, *self._saves.notes_of(event.save))
         self.agreed = order = self._ordered(r, notes, save=r.choice, agreed=True)
         self.settled = r.choice if r.step is None else None
-        self._move(r, LoadOn.AGREED)
         return [ToNode(job=self._job, message=order)]
 
     def rank_gone(self, left: Departure) -> list[Action]:
@@ -432,9 +435,8 @@ class Restores:
         return []
 
     def _refuse(self, code: str, message: str, hint: str) -> list[Action]:
-        if self._round is None:
+        if self._round is None or not self._move(self._round, LoadOn.REFUSED):
             return []
-        self._move(self._round, LoadOn.REFUSED)
         self._ended = message
         order = ev.LoadRefused(job=self._job, node=self._node, code=code, message=message, hint=hint)
         return [ToNode(job=self._job, message=order)]

@@ -99,7 +99,8 @@ class Saves(Drains):
     def _complete(self, record: Record, now: float) -> list[Action]:
         disputed = record.save.incarnation == self._facts.disputed
         record.reason, record.due = "", record.due or (not disputed and self.due.is_due(record.save, now))
-        self._facts.move(record, On.WHOLE_DUE if record.due else On.WHOLE)
+        if not self._facts.move(record, On.WHOLE_DUE if record.due else On.WHOLE):
+            return []
         actions = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save))]
         actions += self._outrun(record.save)
         if disputed:

@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 S = TypeVar("S", bound=enum.StrEnum)
@@ -9,10 +10,18 @@ E = TypeVar("E", bound=enum.Enum)
 Row = tuple[S | None, E, S | None]  # state, event, state after; None: there is no such thing yet, or any more
 
 
+@dataclass(frozen=True, slots=True)
+class Step(Generic[S]):
+    """A row that is taken."""
+
+    after: S | None
+
+
 class Table(Generic[S, E]):
     """Tests set ``trace``, which is called with each row that is taken, and ``strict``, of all tables of the process.
 
-    Where they are not strict, as in a daemon, an event that has no row leaves the state as it is.
+    Where they are not strict, as in a daemon, an event that has no row is refused: ``step`` gives no step, the state
+    stays as it is, and nothing of what was to follow is done.
     """
 
     strict = False
@@ -23,15 +32,24 @@ class Table(Generic[S, E]):
         self.ignored = ignored
         self.trace: Callable[[S | None, E, S | None], None] | None = None
 
-    def after(self, state: S | None, event: E) -> S | None:
-        """The state that follows. Raises AssertionError when the table is strict, and has no such row."""
+    def step(self, state: S | None, event: E) -> Step[S] | None:
+        """To the state that follows; None: the table has no such row. Then it raises AssertionError where it is strict.
+
+        Who calls it does nothing of what goes with the step when there is none.
+        """
         row = self.edges.get(state, {})
         if event not in row:
             assert not self.strict, f"no row for {state}: {event.value}"  # noqa: S101 - for tests
-            return state
+            return None
         if self.trace is not None:
             self.trace(state, event, row[event])
-        return row[event]
+        return Step(row[event])
+
+    def begin(self, event: E) -> S:
+        """The state in which something begins, by an event that begins it."""
+        step = self.step(None, event)
+        assert step is not None and step.after is not None, f"nothing begins by {event.value}"  # noqa: S101, PT018
+        return step.after
 
     def takes(self, state: S | None, event: E) -> bool:
         """Whether the event means something in the state."""

@@ -7,9 +7,14 @@ from ckptd.core.coordinator.restore_states import RESTORE, Loading, LoadOn
 from ckptd.core.coordinator.save_states import ENDS, SAVE, On, State
 from ckptd.core.coordinator.session_states import SESSION, Presence, SessionOn
 from ckptd.core.coordinator.state_table import Table
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol.messages import Tier
+from tests.runs import RUN
 from tests.states import TABLES
+from tests.unit.core.a_job import KEY, AJob
 from tests.unit.sources import ROOT
 
+ONE = SaveId(1, 1, 10, RUN)
 KINDS = {
     "save": (SAVE, State, On),
     "protection": (PROTECTION, Encoding, EncodingOn),
@@ -36,18 +41,64 @@ def test_the_document_draws_the_table(name):
 
 def test_a_row_that_is_in_no_table_is_an_error_in_tests_alone(monkeypatch):
     monkeypatch.setattr(Table, "strict", False)
-    assert SAVE.after(State.DURABLE, On.VOTED) is State.DURABLE
+    assert SAVE.step(State.DURABLE, On.VOTED) is None
     monkeypatch.setattr(Table, "strict", True)
     with pytest.raises(AssertionError, match="no row for durable: all nodes voted"):
-        SAVE.after(State.DURABLE, On.VOTED)
+        SAVE.step(State.DURABLE, On.VOTED)
 
 
 def test_the_tracer_is_called_with_each_row(monkeypatch):
     rows = []
     monkeypatch.setattr(SAVE, "trace", lambda *row: rows.append(row))
-    SAVE.after(None, On.BEGUN)
+    assert SAVE.begin(On.BEGUN) is State.STAGING
     assert rows == [(None, On.BEGUN, State.STAGING)]
 
 
 def test_what_has_no_end_is_on_its_way():
     assert set(State) - ENDS.keys() == {State.STAGING, State.QUEUED, State.DRAINING, State.COMMITTING}
+
+
+@pytest.fixture
+def as_in_a_daemon(monkeypatch):
+    monkeypatch.setattr(Table, "strict", False)
+
+
+def test_a_save_that_cannot_take_a_step_does_nothing_that_goes_with_it(as_in_a_daemon):
+    job = AJob(world=1).start()
+    job.stage_all(ONE)
+    job.drain(ONE)
+    record = job.facts.records[ONE]
+    before = (record.state, record.reason, job.facts.active)
+    for step in (
+        lambda: job.saves._end(record, On.OUTRUN, "it is not"),
+        lambda: job.saves._commit(record, On.VOTED),
+        lambda: job.saves._begin_drain(record, job.now),
+        lambda: job.saves._complete(record, job.now),
+    ):
+        assert step() == []
+        assert (record.state, record.reason, job.facts.active) == before
+
+
+def test_a_load_that_cannot_take_a_step_orders_nothing(as_in_a_daemon):
+    job = AJob(world=2).start()
+    job.stage_all(ONE)
+    job.ask_load(0)
+    job.hold()
+    load = job.catalogue.jobs[KEY].coordinator.restores
+    load._round.state = Loading.DRAINING
+    assert load._order(load._round, ONE, [Tier.ARENA] * 2) == []
+    assert load._gather(load._round, ONE, {}) == []
+    assert (load._round.order, load._round.gathered, load._round.state) == (None, None, Loading.DRAINING)
+
+
+def test_parity_that_cannot_take_a_step_is_not_called_protected(as_in_a_daemon):
+    parity = AJob(world=1).start().catalogue.jobs[KEY].coordinator.parity
+    assert parity._protected((ONE, 1), EncodingOn.SEALED) == []
+    assert (parity.newest, parity.states) == (None, {})
+
+
+def test_a_session_that_cannot_take_a_step_is_as_old_as_it_was(as_in_a_daemon):
+    leave = AJob(world=1).start().catalogue.jobs[KEY].coordinator.leave
+    before = leave._since
+    assert not leave._move(SessionOn.RELEASED, before + 10.0)
+    assert (leave._since, leave._state) == (before, Presence.OPEN)
