@@ -5,7 +5,7 @@ class Links:
     """``up``: nodes that answer, this one among them. ``down``: nodes whose link broke, until it is up again.
 
     A node in neither set has no link, and was not lost. One that is ``down`` and to which no link is kept may answer
-    again for long: a message to it tells. ``Catalogue`` writes both before a half of the job handles the event.
+    again for long: a message to it shows that. ``Catalogue`` writes both before a half of the job handles the event.
     """
 
     def __init__(self, node: str) -> None:

@@ -72,7 +72,7 @@ def test_a_node_that_answers_again_somewhere_is_no_lost_node():
     assert met(former.review(NOW, peer("a"))) == ["c"]
 
 
-def test_another_topology_of_the_session_is_weighed_anew():
+def test_another_topology_of_the_session_is_weighed_again():
     former = FormerNodes(KEY, "a", "s")
     named(former, "a", "b")
     former.found(BEFORE)
@@ -105,7 +105,7 @@ def test_what_it_costs_grows_with_the_nodes_and_not_with_their_square(reports):
     assert cost(2000) <= 3 * 8 * few
 
 
-def test_a_topology_that_nobody_asked_for_is_not_decoded(monkeypatch):
+def test_a_topology_that_no_session_waits_for_is_not_decoded(monkeypatch):
     decoded = []
     monkeypatch.setattr(Topology, "unpacked", classmethod(lambda _, packed: decoded.append(packed)))
     sessions = Sessions(KEY, "a", Policy())
