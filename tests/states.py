@@ -5,13 +5,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ckptd.core.coordinator.admission_states import ADMISSION
 from ckptd.core.coordinator.protection_states import PROTECTION
 from ckptd.core.coordinator.restore_states import RESTORE
 from ckptd.core.coordinator.save_states import SAVE
 from ckptd.core.coordinator.session_states import SESSION
 from ckptd.core.coordinator.state_table import Table
 
-TABLES: dict[str, Table[Any, Any]] = {"save": SAVE, "protection": PROTECTION, "session": SESSION, "load": RESTORE}
+TABLES: dict[str, Table[Any, Any]] = {
+    "save": SAVE, "protection": PROTECTION, "admission": ADMISSION, "session": SESSION, "load": RESTORE,
+}  # fmt: skip
 
 
 @contextmanager

@@ -10,14 +10,15 @@ from collections.abc import Set as AbstractSet
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Claim, ScanStore, TakeIncarnation, ToNode
+from ckptd.core.coordinator.admission_states import AdmissionOn
 from ckptd.core.coordinator.departures import Departure, How
-from ckptd.core.coordinator.former_nodes import FormerNodes
 from ckptd.core.coordinator.members import Members
 from ckptd.core.coordinator.patience import Patience
 from ckptd.core.coordinator.processes import Processes
 from ckptd.core.coordinator.protection_view import less_than_asked
 from ckptd.core.coordinator.session_store import SessionStore
 from ckptd.core.coordinator.wait_reasons import Waiting
+from ckptd.core.coordinator.waiting_sessions import WaitingSessions
 from ckptd.core.links import Links
 from ckptd.core.placement import Misfit, Placement, Roster, of_peers
 from ckptd.core.policy import Policy
@@ -65,9 +66,8 @@ class Sessions:
         self._known = known  # the largest that some node had, this one or another
         self.spoiled = ""  # why the session will not be complete: a rank of it was refused
         self.heard_of: set[str] = {node}  # nodes where ranks waited to join
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting = WaitingSessions(job, node)
         self._former: dict[str, Peer] = {}  # nodes that the job ran on before
-        self.taking = ""  # the session for which an incarnation number is on its way, empty for none
         self._progress = progress  # what became of the saves of this incarnation
         self._took: dict[str, None] = {}  # sessions for which numbers were asked here, the last ones
 
@@ -150,8 +150,7 @@ class Sessions:
         waiting = self._waiting.get(session)
         if waiting is not None:
             waiting.roster.drop(rank)
-            if not waiting.ranks and session != self.taking:
-                del self._waiting[session]
+            self._waiting.left(session)
         return self._open_waiting(now)
 
     def attached(self, node: str, event: ev.NodeAttached, now: float, loaded: int = 0) -> list[Action]:
@@ -217,17 +216,14 @@ class Sessions:
     def _wait(self, node: str, event: ev.NodeAttached, arrivals: list[ev.Arrival], now: float) -> list[Action]:
         """Ranks of the node wait to join, these and no others."""
         session = event.session
-        if session not in self._waiting:
-            self._waiting[session] = Waiting(now, FormerNodes(self._job, self._node, session))
-        waiting = self._waiting[session]
+        waiting = self._waiting.came(session, now)
         if (problem := waiting.roster.misfit(node, arrivals, self.links.down)) is not None:
             return self._turn_away(session, problem, now)
         before = waiting.roster.attached.get(node)
         waiting.roster.put(node, event, arrivals)
         waiting.add(event)
         waiting.outdated |= before is not None and before.peer != event.peer
-        if not waiting.ranks and session != self.taking:
-            del self._waiting[session]
+        self._waiting.left(session)
         actions = waiting.former.named(node, event.former)
         if waiting.placement is not None and node != self._node:
             actions += waiting.former.again(node, event.former.digest, self._own(waiting))
@@ -239,9 +235,8 @@ class Sessions:
 
     def _turn_away(self, session: str, problem: Misfit, now: float) -> list[Action]:
         """No rank of the session may join."""
-        del self._waiting[session]
-        self.taking = "" if self.taking == session else self.taking
-        return [self._refusal(session, (), *problem), *self._open_waiting(now)]
+        refused = self._waiting.move(session, AdmissionOn.REFUSED)
+        return [*([self._refusal(session, (), *problem)] if refused else []), *self._open_waiting(now)]
 
     def heard_number(self, incarnation: int, run: RunId, session: str) -> None:
         """Somebody has this number. Of another session: the next number is above it, and no more."""
@@ -281,17 +276,15 @@ class Sessions:
         if self.taking:
             return []
         actions: list[Action] = []
-        for session, waiting in list(self._waiting.items()):
-            if not waiting.roster.whole:
-                continue
+        for session, waiting in self._waiting.placed():
             if waiting.place(now):
                 if (problem := waiting.roster.fault(waiting.topology, self._node)) is not None:
                     return [*actions, *self._turn_away(session, problem, now)]
                 actions += self._library(waiting.topology)  # most of the work, before the number is here
             actions += waiting.former.review(waiting.topology, self._own(waiting))
             heard = waiting.heard(now, self._policy.outside_wait_s)
-            if heard and (waiting.takeover or not self.processes.others(session)):
-                self.taking = session
+            alone = heard and (waiting.takeover or not self.processes.others(session))
+            if alone and self._waiting.move(session, AdmissionOn.HEARD):
                 return [*actions, self.take(session)]
         return [*actions, *self._refuse_late(now)]
 
@@ -322,7 +315,7 @@ class Sessions:
     def _refuse_late(self, now: float) -> list[Action]:
         actions: list[Action] = []
         for session, reason in self._patience.ended(self._waiting, now).items():
-            if self._waiting.pop(session).ranks:
+            if self._waiting[session].ranks and self._waiting.move(session, AdmissionOn.REFUSED):
                 actions.append(self._refusal(session, (), "connect", *reason))
         return actions
 
@@ -375,13 +368,15 @@ class Sessions:
 
     def opened(self, event: ev.IncarnationTaken, now: float) -> list[Action]:
         """The number is there: the session is the job now."""
-        session, self.taking = self.taking, ""
-        waiting = self._waiting.pop(session)
+        session = self.taking
+        waiting = self._waiting[session]
         if all(node in self.links.down for node in waiting.roster.nodes):  # they ended meanwhile, or seem to
+            self._waiting.move(session, AdmissionOn.LOST)
             return self._open_waiting(now)
         if event.hopeless:
             text = f"store {self._job.store!r} cannot be used: {event.problem}"
-            return [self._refusal(session, (), "config", text, event.hint), *self._open_waiting(now)]
+            return self._turn_away(session, ("config", text, event.hint), now)
+        self._waiting.move(session, AdmissionOn.OPENED)
         self.session, self.cadence, self.store.asked = session, waiting.cadence, waiting.store_id
         self.incarnation, self.run = self.number_of(event), event.run
         self.store.id = event.store_id
@@ -406,6 +401,11 @@ class Sessions:
         known = [one for one in topologies if one is not None]
         reports = (ev.TopologyReported(job=self._job, node=self._node, packed=one.packed) for one in known)
         return [self._to(self._node, report) for report in reports]
+
+    @property
+    def taking(self) -> str:
+        """The session for which an incarnation number is on its way, empty for none."""
+        return self._waiting.taking
 
     def next_deadline(self) -> float | None:
         """When somebody has waited long enough; which session gets the number on its way is settled first."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptd.core import events as ev
+from ckptd.core.coordinator.admission_states import Admission
 from ckptd.core.coordinator.former_nodes import FormerNodes
 from ckptd.core.placement import Placement, Roster
 from ckptd.shared.base.wording import named_ranks
@@ -22,6 +23,7 @@ class Waiting:
 
     since: float
     former: FormerNodes
+    state: Admission
     cadence: Cadence = field(default_factory=Cadence)
     takeover: bool = False
     roster: Roster = field(default_factory=Roster)

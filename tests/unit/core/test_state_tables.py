@@ -2,6 +2,7 @@
 
 import pytest
 
+from ckptd.core.coordinator.admission_states import ADMISSION, Admission, AdmissionOn
 from ckptd.core.coordinator.protection_states import PROTECTION, Encoding, EncodingOn
 from ckptd.core.coordinator.restore_states import RESTORE, Loading, LoadOn
 from ckptd.core.coordinator.save_states import ENDS, SAVE, On, State
@@ -18,6 +19,7 @@ ONE = SaveId(1, 1, 10, RUN)
 KINDS = {
     "save": (SAVE, State, On),
     "protection": (PROTECTION, Encoding, EncodingOn),
+    "admission": (ADMISSION, Admission, AdmissionOn),
     "session": (SESSION, Presence, SessionOn),
     "load": (RESTORE, Loading, LoadOn),
 }
