@@ -177,4 +177,5 @@ class KnownTopologies:
         if now < self._until:
             return []
         self._asked = ""
-        return self._ask(late=True)
+        actions, self._until = self._ask(late=True), now + PATIENCE_S
+        return actions

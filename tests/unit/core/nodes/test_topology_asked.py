@@ -32,6 +32,8 @@ def test_a_topology_that_did_not_come_is_asked_for_again_of_the_coordinator(loss
     lost = lossy.nodes[loses]
     assert lost.job.node.membership.topology is None
     lossy.tick(0.0)
+    lossy.tick(PATIENCE_S)
+    assert lost.catalogue.next_deadline() > lossy.now, "the loop would spin"
     lossy.loses, lossy.asked[:] = "", []
     lossy.tick(PATIENCE_S / 2)
     assert lossy.asked == []
