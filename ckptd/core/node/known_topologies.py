@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, KeepTopology, MeetPeers, Note, ToNode
 from ckptd.core.links import Links
-from ckptd.core.placement import Placement
+from ckptd.core.placement import Placement, of_peers
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer, Place, Topology
@@ -76,7 +76,8 @@ class KnownTopologies:
         """What an earlier process of this daemon knew."""
         self.session, self.present, self.outside = event.session, event.topology, event.outside
         self.since, self._epoch, self._coordinator = event.since, event.epoch, event.topology.coordinator
-        self._known[event.topology.digest] = event.topology
+        kept = (event.topology, of_peers(event.outside))
+        self._known |= {topology.digest: topology for topology in kept if topology is not None}
         self.place = Placement(event.topology).place(self._node)
         return self._meet((*event.topology.peers, *event.outside))
 

@@ -49,3 +49,19 @@ def test_a_node_without_a_topology_still_saves(lossy):
     lossy.connect("abcd")
     lossy.stage(ONE)
     assert lossy.store.committed
+
+
+def test_a_coordinator_that_restarts_still_has_the_nodes_that_the_job_ran_on_before():
+    """It asked itself for them, and had given them up."""
+    cluster = ACluster("abcd")
+    cluster.connect("abcd")
+    cluster.stage(ONE)
+    cluster.end_ranks()
+    cluster.connect("ab")
+    known = cluster.nodes["a"].job.node.membership.topologies
+    before = [peer.node for peer in known.outside]
+    assert before == ["c", "d"]
+    cluster.nodes["a"].restart()
+    cluster.return_ranks("a")
+    known = cluster.nodes["a"].job.node.membership.topologies
+    assert ([peer.node for peer in known.outside], known.next_deadline()) == (before, None)
