@@ -243,13 +243,13 @@ class Links(abc.ABC):
         return mail
 
     def carry(self, action: ToNode) -> None:
-        """Sends to the node, or to all others of the job. One that is not up gets nothing; it is resent later."""
-        to = [action.node] if action.node is not None else [r.peer.node for r in self._remotes.values()]
-        for node in to:
-            try:
-                self.send(action.job, node, action.message)
-            except ProtocolError as error:
-                log.error(line("message lost", job=action.job.job, node=node, error=error))  # noqa: TRY400 - the message says it all
+        """Sends to the node. One that is not up gets nothing; it is resent later."""
+        if action.node is None:
+            raise ValueError(f"{type(action.message).__name__} is addressed to no node")
+        try:
+            self.send(action.job, action.node, action.message)
+        except ProtocolError as error:
+            log.error(line("message lost", job=action.job.job, node=action.node, error=error))  # noqa: TRY400 - the message says it all
 
     # --- packets and time
 
@@ -442,9 +442,4 @@ class Links(abc.ABC):
 
     def views(self) -> list[PeerView]:
         """Peers with a link, by node."""
-        return [
-            PeerView(
-                remote.peer.node, remote.peer.endpoint, remote.link.up, remote.link.queued, tuple(sorted(remote.jobs))
-            )
-            for _, remote in sorted(self._remotes.items(), key=lambda item: item[0])
-        ]
+        return [remote.view for _, remote in sorted(self._remotes.items(), key=lambda item: item[0])]

@@ -12,10 +12,11 @@ from ckptd.peers.keys import KeyPair
 from ckptd.peers.link import Link
 from ckptd.peers.packets import Bulk
 from ckptd.peers.shared_jobs import SharedJobs
+from ckptd.peers.views import PeerView
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer
 
-_HWM = 256  # packets; beyond it one is dropped and sent again later
+_HWM = 256  # packets; beyond it one is dropped, and missed when the other end receives a later one
 _HANDSHAKE_MS = 3000
 _HEARTBEAT_MS = 10000
 _RECONNECT_MS = 100
@@ -132,6 +133,12 @@ class Remote:
             if self._socket is not None:
                 self._socket.close(linger_ms)
             self._socket = None
+
+    @property
+    def view(self) -> PeerView:
+        """For status."""
+        jobs = tuple(sorted(self.jobs))
+        return PeerView(self.peer.node, self.peer.endpoint, self.link.up, self.link.queued, jobs)
 
     @property
     def host(self) -> str:

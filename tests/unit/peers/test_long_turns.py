@@ -67,10 +67,8 @@ def test_a_broadcast_is_encoded_once(world, monkeypatch):
     encoded = []
     encode = node_messages.encode
     monkeypatch.setattr(node_messages, "encode", lambda message: encoded.append(message) or encode(message))
-    order = staged("a", 3)
-    for node in "bcd":
-        world.planes["a"].carry(ToNode(job=JOB, node=node, message=order))
-    world.until(lambda: all(world.counters(node) == [3] for node in "bcd"))
-    world.planes["a"].carry(ToNode(job=JOB, message=staged("a", 4)))
+    for order in (staged("a", 3), staged("a", 4)):
+        for node in "bcd":
+            world.planes["a"].carry(ToNode(job=JOB, node=node, message=order))
     world.until(lambda: all(world.counters(node) == [3, 4] for node in "bcd"))
     assert [message.save.counter for message in encoded] == [3, 4]

@@ -72,14 +72,10 @@ def test_a_report_keeps_its_event(pair):
     assert pair.of("b", ev.Report) == [report]
 
 
-def test_three_planes_and_an_order_to_all(world):
-    for node in "abc":
-        world.start(node)
-    world.all_meet()
-    world.until(lambda: all(len(world.ups(node)) == 2 for node in "abc"))
-    world.planes["c"].carry(ToNode(job=JOB, message=staged("c", 7)))
-    world.until(lambda: world.counters("a") and world.counters("b"))
-    assert (world.counters("a"), world.counters("b"), world.counters("c")) == ([7], [7], [])
+def test_a_message_without_an_address_is_a_bug(pair):
+    """The catalogue addresses an order to each node, so that a link is made to those without one."""
+    with pytest.raises(ValueError, match="SaveStaged is addressed to no node"):
+        pair.planes["a"].carry(ToNode(job=JOB, message=staged("a", 7)))
 
 
 def test_a_message_that_is_too_large_is_refused_by_the_sender(pair):
