@@ -4,6 +4,10 @@ Each side has an *end*, a random number that is the epoch of its connection. An 
 side, once, and discarded with the connection. Only a packet that names the receiver's newest end connects it: its
 sender ran after that end was made, so a late packet of an earlier process changes nothing. Between two connected ends
 bodies arrive in order, once.
+
+A connection of ZeroMQ keeps order, so a packet that is ahead of what was received shows that something was lost, and
+nothing else does: a side that does not answer is busy. What was lost is sent again when the other side says so. An end
+that waits for an acknowledgement says now and then what its last body was, so that a loss without a successor shows.
 """
 
 from collections import deque
@@ -16,8 +20,8 @@ MAX_QUEUED = 4096
 MAX_QUEUED_NBYTES = 32 << 20
 _WINDOW = 64  # bodies under way, not acknowledged
 _WINDOW_NBYTES = 4 << 20  # at least one body, whatever its size
-_RESEND_S = 0.2  # doubled each time, up to
-_RESEND_MAX_S = 2.0
+PROBE_S = 2.0  # without an acknowledgement; less when four signs of life fit into a shorter time
+_RETRY_S = 0.2  # after a packet that ZeroMQ did not take
 _HELLO_S = 0.02  # doubled each time, up to
 _HELLO_MAX_S = 1.0
 KEEPALIVES = 4  # per timeout
@@ -75,12 +79,13 @@ class Link:
         self._queued_nbytes = 0
         self._last_seq = 0
         self._sent_seq = 0  # highest under way; lowered to send again
+        self._attempt = 1  # raised each time that it is lowered
         self._received = 0
+        self._lost = 0  # the other side's attempt in which something after that was lost; 0: none
         self._ack_due = False
         self._heard_at = 0.0
         self._alive_at = 0.0  # when a packet is due, if there is nothing to send
-        self._resend_at = 0.0
-        self._resend_wait_s = _RESEND_S
+        self._probe_at = 0.0
 
     @property
     def up(self) -> bool:
@@ -142,9 +147,18 @@ class Link:
         if not self.up:
             return self._hello_at or 0.0
         times = [self._heard_at + self.timeout_s, self._alive_at]
-        if self._queue and self._sent_seq >= self._queue[0][0]:
-            times.append(self._resend_at)
+        if self._waits:
+            times.append(self._probe_at)
         return min(times)
+
+    @property
+    def _waits(self) -> bool:
+        """For an acknowledgement."""
+        return bool(self._queue) and self._sent_seq >= self._queue[0][0]
+
+    def dropped(self, now: float) -> None:
+        """ZeroMQ did not take a packet: there is no connection, or it is full. That costs the other side nothing."""
+        self._probe_at = min(self._probe_at, now + _RETRY_S)
 
     def restart(self, reason: str) -> None:
         """Gives up the present connection, if there is one, and sends hello again."""
@@ -173,36 +187,41 @@ class Link:
             while self._queue and self._queue[0][0] <= packet.ack:
                 self._queued_nbytes -= len(self._queue.popleft()[1])
             self._sent_seq = max(self._sent_seq, packet.ack)
-            self._resend_wait_s = _RESEND_S
-            self._resend_at = now + self._resend_wait_s
+            self._probe_at = now + self._probe_s
+        if packet.lost == self._attempt and self._waits:
+            self._sent_seq = self._queue[0][0] - 1
+            self._attempt += 1
         if packet.seq:
             self._ack_due = True
-            if packet.seq == self._received + 1:  # what is ahead of its turn comes again
+            if packet.seq == self._received + 1 and packet.body:
                 self._received += 1
                 self._updates.append(Got(packet.body))
+            elif packet.seq > self._received:  # what is ahead of its turn comes again
+                self._lost = packet.attempt
+
+    @property
+    def _probe_s(self) -> float:
+        return min(PROBE_S, self.timeout_s / KEEPALIVES)
 
     def _bodies(self, now: float) -> list[Packet]:
-        if self._queue and self._sent_seq >= self._queue[0][0] and now >= self._resend_at:
-            self._sent_seq = self._queue[0][0] - 1
-            self._resend_wait_s = min(2 * self._resend_wait_s, _RESEND_MAX_S)
         out: list[Packet] = []
-        nbytes, again = 0, False
+        nbytes = 0
         for place, (seq, body) in enumerate(self._queue):
             nbytes += len(body)
             if place >= _WINDOW or (place and nbytes > _WINDOW_NBYTES):
                 break
             if seq > self._sent_seq:
                 out.append(self._packet(seq, body))
-                again = again or place == 0
                 self._sent_seq = seq
-        if again:
-            self._resend_at = now + self._resend_wait_s
-        if not out and (self._ack_due or now >= self._alive_at):
-            out.append(self._packet())
+        probes = self._waits and (bool(out) or now >= min(self._probe_at, self._alive_at))
+        if probes:
+            self._probe_at = now + self._probe_s
+        if not out and (probes or self._ack_due or now >= self._alive_at):
+            out.append(self._packet(self._sent_seq if probes else 0))
         if out:
             latest = now + self.timeout_s / KEEPALIVES
             self._alive_at = latest - (latest - self._phase_s) % (self.timeout_s / KEEPALIVES / 2)
-            self._ack_due = False
+            self._ack_due, self._lost = False, 0
         return out
 
     def _hellos(self, now: float) -> list[Packet]:
@@ -213,4 +232,5 @@ class Link:
         return [Packet(self._instance, self._end, self._heard_end, hello=True)]
 
     def _packet(self, seq: int = 0, body: bytes = b"") -> Packet:
-        return Packet(self._instance, self._end, self._peer_end, False, seq, self._received, body)
+        received, lost = self._received, self._lost
+        return Packet(self._instance, self._end, self._peer_end, False, seq, received, body, self._attempt, lost)

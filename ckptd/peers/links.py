@@ -84,8 +84,8 @@ class Links(abc.ABC):
         """A way to the peer, not connected yet."""
 
     @abc.abstractmethod
-    def _transmit(self, remote: Remote, packet: Packet) -> None:
-        """Sends a packet, or drops it."""
+    def _transmit(self, remote: Remote, packet: Packet) -> bool:
+        """Sends a packet; False: it is dropped, there is no connection or no room."""
 
     @abc.abstractmethod
     def _admit(self, key: str) -> None:
@@ -323,7 +323,8 @@ class Links(abc.ABC):
         now = self._clock()
         while True:
             for packet in remote.link.step(now, min(now, self._listened_at)):
-                self._transmit(remote, packet)
+                if not self._transmit(remote, packet):
+                    remote.link.dropped(now)
             updates = remote.link.take_updates()
             if not updates:
                 break

@@ -14,7 +14,7 @@ from ckptd.shared.protocol.status import CheckpointStatus
 from ckptd.shared.protocol.topology import Endpoint, Peer
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
 
-VERSION = 5
+VERSION = 6
 MAX_BODY_NBYTES = 8 << 20
 MAX_PACKET_NBYTES = MAX_BODY_NBYTES + 4096
 MAX_JOBS = 256  # that one peer may name
@@ -31,9 +31,11 @@ class Packet(msgspec.Struct, frozen=True, array_like=True):
     end: End
     to: End
     hello: bool = False  # the sender's end is not connected yet
-    seq: Seq = 0  # of the body; 0: there is none
+    seq: Seq = 0  # of the body; without one: of the last that was sent, and the sender waits; 0: it waits for nothing
     ack: Seq = 0  # all up to this one were received
     body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_NBYTES)] = b""
+    attempt: Seq = 0  # of the sender to have its bodies received in order
+    lost: Seq = 0  # the receiver's attempt in which something after ``ack`` was lost; 0: it is not known of any
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

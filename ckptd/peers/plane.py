@@ -143,8 +143,8 @@ class PeerPlane(Links):
         self._zap.close()
         self._context.term()
 
-    def _transmit(self, remote: Remote, packet: Packet) -> None:
-        remote.transmit(wrap(packet, self._node, remote.peer.node, self.peer.endpoint))
+    def _transmit(self, remote: Remote, packet: Packet) -> bool:
+        return remote.transmit(wrap(packet, self._node, remote.peer.node, self.peer.endpoint))
 
     def _send_signs_of_life(self) -> None:
         """In a thread of its own, in the middle of a long turn."""

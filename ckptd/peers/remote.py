@@ -95,7 +95,7 @@ class Remote:
             (zmq.SNDHWM, _HWM),
             (zmq.RCVHWM, 1),
             (zmq.MAXMSGSIZE, 1024),  # it has nothing to say here
-            (zmq.IMMEDIATE, 1),  # nothing waits for a connection: the link sends again what counts
+            (zmq.IMMEDIATE, 1),  # nothing waits for a connection: the link probes for what was not taken
             (zmq.IPV6, 1),
             (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
             (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),  # finds a connection whose other end is gone without a close
@@ -117,11 +117,13 @@ class Remote:
             self.peer = msgspec.structs.replace(self.peer, endpoint=endpoint)
             self.connect()
 
-    def transmit(self, frame: bytes) -> None:
-        """Hands a packet to ZeroMQ, or drops it when there is no connection, or no room. From any thread."""
+    def transmit(self, frame: bytes) -> bool:
+        """Hands a packet to ZeroMQ; False: it is dropped, there is no connection or no room. From any thread."""
         with self._using, contextlib.suppress(zmq.ZMQError):
             if self._socket is not None:
                 self._socket.send(frame, zmq.NOBLOCK)
+                return True
+        return False
 
     def close(self) -> None:
         """Last words go out in the background."""

@@ -39,7 +39,7 @@ class Load:
     long_turns: int = 0  # of more than LONG_S
     links_lost: int = 0
     packets: int = 0
-    again: int = 0  # of these: with a body that had come before, because its acknowledgement took too long
+    again: int = 0  # of these: with a body that had come before
     events: int = 0
     core_s: float = 0.0
 

@@ -115,7 +115,7 @@ class PlayedPlane(Links):
             sender = connection.sender
             place = (sender.name, sender.peer.key)
             known = self._remotes.get(place)
-            self.machine.load.again += known is not None and 0 < packet.seq <= known.link._received
+            self.machine.load.again += known is not None and len(packet.body) > 0 and packet.seq <= known.link._received
             remote = self._take_packet(place, Envelope(VERSION, sender.name, self._node, "", packet, ""), now)
             if remote is not None:
                 touched[id(remote)] = remote
@@ -169,7 +169,6 @@ class PlayedPlane(Links):
         self.machine.load.links_lost += 1
         super()._down(remote, now)
 
-    def _transmit(self, remote: Any, packet: Packet) -> None:
+    def _transmit(self, remote: Any, packet: Packet) -> bool:
         self.machine.charge(self.wire.costs.packet_out_s)
-        if remote.connection is not None:
-            self.wire.carry(remote.connection, packet)
+        return remote.connection is not None and self.wire.carry(remote.connection, packet)

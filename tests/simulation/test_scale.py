@@ -16,3 +16,10 @@ def test_a_job_keeps_the_bars(play):
 @pytest.mark.parametrize("play", PLAYS)
 def test_a_job_whose_daemons_take_far_longer_does_not(play):
     assert PLAYS[play](8, Costs().times(1000)).problems != []
+
+
+@pytest.mark.parametrize("play", ["connect", "save"])
+def test_a_busy_coordinator_receives_nothing_twice(play):
+    figures = PLAYS[play](NODES, Costs().times(30))
+    assert figures.load.busy_s > 1.0
+    assert figures.load.again == 0

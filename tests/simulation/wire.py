@@ -1,6 +1,6 @@
 """Connections between daemons as ZeroMQ keeps them: each a queue of packets, bounded, that a node's line carries.
 
-A packet that finds its queue full, its connection not open, or a partition in its way is lost: the link sends again.
+A packet is not taken that finds its queue full or its connection not open, and lost with a partition in its way.
 The receiver takes packets of its connections by turns. A node sends and receives so many bytes a second.
 """
 
@@ -131,12 +131,12 @@ class Wire:
 
     # --- packets
 
-    def carry(self, connection: Connection, packet: Packet) -> None:
-        """From the sender's loop, at its time."""
+    def carry(self, connection: Connection, packet: Packet) -> bool:
+        """From the sender's loop, at its time. False: ZeroMQ does not take it."""
         waiting = connection.under_way + len(connection.unread)
         if not connection.is_open or waiting >= _MOST:
             self.dropped += 1
-            return
+            return False
         name, other, nbytes = connection.sender.name, connection.target.node, len(packet.body) + _ENVELOPE_NBYTES
         took = nbytes / self.costs.bytes_per_s
         leaves = self._line_out[name] = max(connection.sender.loop_time, self._line_out.get(name, 0.0)) + took
@@ -146,6 +146,7 @@ class Wire:
         connection.under_way += 1
         self.nbytes_in[other] += nbytes
         self._clock.at(comes, self._arrive, connection, packet)
+        return True
 
     def slip(self, connection: Connection, packet: Packet) -> None:
         """A small packet from the sender's other thread, past its loop. What is under way by now says as much."""

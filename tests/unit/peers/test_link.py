@@ -298,3 +298,111 @@ def test_an_unanswered_link_says_hello_about_once_a_second():
         world.now += 0.05
         world.step(0)
     assert 90 <= len(world.air) <= 120
+
+
+# --- what is sent again: what was lost, and nothing because the other side is busy
+
+
+def bodies(world, to=1):
+    return [packet.body for end, packet in world.air if end == to and packet.body]
+
+
+def pass_time(world, seconds, *sides):
+    """These sides are at work, and nothing arrives."""
+    end = world.now + seconds
+    while world.now < end - 1e-9:
+        world.now += 0.05
+        for i in sides:
+            world.step(i)
+
+
+def deliver(world):
+    while world.air:
+        world.arrive(0)
+
+
+def said(world, count):
+    for _ in range(count):
+        world.say(0)
+    return world.sides[0].sent[-1][1]
+
+
+def test_a_busy_receiver_gets_nothing_twice():
+    world = up_world()
+    words = said(world, 30)
+    pass_time(world, 5.0, 0)
+    assert bodies(world) == words
+    assert len(world.air) <= len(words) + 5.0 / link_module.PROBE_S, "little else waits for it"
+    deliver(world)
+    assert world.sides[1].got[-1][2] == words
+    pass_time(world, 5.0, 0, 1)
+    assert bodies(world) == []
+
+
+def test_what_was_lost_before_another_packet_is_sent_again_once_and_at_once():
+    world = up_world()
+    words = said(world, 10)
+    del world.air[3:5]
+    again = []
+    while world.air:
+        again += bodies(world)[:1] if world.air[0][0] == 1 else []
+        world.arrive(0)
+    assert world.sides[1].got[-1][2] == words
+    assert again == words[:3] + words[5:] + words[3:], "from the first lost one, once"
+
+
+def test_the_last_packet_is_missed_when_its_sender_probes():
+    world = up_world()
+    words = said(world, 3)
+    world.air.clear()
+    end = world.now + link_module.PROBE_S + 0.1
+    while world.now < end:
+        pass_time(world, 0.05, 0, 1)
+        deliver(world)
+    assert world.sides[1].got[-1][2] == words
+
+
+def test_an_acknowledgement_that_was_lost_is_had_by_a_probe():
+    world = up_world()
+    words = said(world, 3)
+    for _ in words:
+        world.arrive(0)
+    world.air.clear()
+    pass_time(world, link_module.PROBE_S, 0)
+    assert bodies(world) == []
+    deliver(world)
+    assert world.sides[0].link.queued == 0
+    assert world.sides[1].got[-1][2] == words
+
+
+def test_a_side_that_answers_all_the_time_still_probes():
+    """What it says in between acknowledges, and does not tell what was lost."""
+    world = up_world()
+    words = said(world, 1)
+    world.air.clear()
+    for _ in range(int(2 * link_module.PROBE_S / 0.05)):
+        world.now += 0.05
+        world.say(1)
+        deliver(world)
+        world.step(0)
+    deliver(world)
+    assert world.sides[1].got[-1][2] == words
+
+
+def test_what_the_connection_does_not_take_is_sent_soon_after_it_is_open():
+    world = up_world()
+    words = said(world, 3)
+    world.air.clear()
+    link = world.sides[0].link
+    for _ in range(10):  # there is no connection
+        link.dropped(world.now)
+        world.now = link.next_deadline()
+        assert link.step(world.now)
+    link.dropped(world.now)
+    before = world.now
+    world.now = link.next_deadline()
+    assert world.now - before <= 0.2001
+    world.step(0)
+    assert bodies(world) == []
+    deliver(world)
+    assert world.sides[1].got[-1][2] == words
