@@ -3,6 +3,7 @@
 Most daemons of a large job never speak to each other: a peer that is only known costs an entry here, and no link.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -12,6 +13,7 @@ from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer, Topology
 
 Place = tuple[str, str]  # node and key
+_LAST_S = 1.0  # packets of a link that rests are under way
 
 
 class AddressBook:
@@ -24,6 +26,7 @@ class AddressBook:
         self._keys: Counter[str] = Counter()  # sites may give one to many
         self._jobs: dict[Place, dict[JobKey, None]] = {}
         self._moved: dict[Place, str] = {}  # where a daemon says that it is; that counts for more than what others say
+        self._rested: dict[Place, float] = {}  # when the last link to it was over
 
     def add(self, job: JobKey, peer: Peer) -> Peer | None:
         """Takes it into the job. Returns the peer that the node had there before, if any."""
@@ -58,12 +61,14 @@ class AddressBook:
         return peers
 
     def _drop(self, job: JobKey, peer: Peer) -> None:
-        self._keys -= Counter([peer.key])
-        jobs = self._jobs[peer.node, peer.key]
-        del jobs[job]
-        if not jobs:
-            del self._jobs[peer.node, peer.key]
-            self._moved.pop((peer.node, peer.key), None)
+        place = (peer.node, peer.key)
+        self._keys[peer.key] -= 1
+        if not self._keys[peer.key]:
+            del self._keys[peer.key]
+        del self._jobs[place][job]
+        if not self._jobs[place]:
+            for of_place in (self._jobs, self._moved, self._rested):
+                of_place.pop(place, None)
 
     def knows(self, key: str) -> bool:
         """Whether a daemon of that key may connect."""
@@ -108,6 +113,14 @@ class AddressBook:
         """Peers to which a link is kept."""
         kept, peers = self._kept.get(job, frozenset()), self._peers.get(job, {})
         return list(peers.values()) if kept is None else [peers[node] for node in kept if node in peers]
+
+    def rested(self, place: Place, now: float) -> None:
+        """The link to it is over: neither end had use for it."""
+        self._rested[place] = now
+
+    def rests(self, place: Place, now: float) -> bool:
+        """Whether that was a moment ago, so that its last packets may come. Later ones are of an end that missed it."""
+        return now < self._rested.get(place, -math.inf) + _LAST_S
 
     # --- topologies
 

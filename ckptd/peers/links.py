@@ -132,7 +132,8 @@ class Links(abc.ABC):
         for peer in before:
             remote = self._remotes.get((peer.node, peer.key))
             if remote is not None and not self._book.is_kept(job, peer.node):
-                self._need(job, peer, self._clock() + LINGER_S)
+                remote.shared.kept_until(job, self._clock() + LINGER_S)
+                self._flush(remote)
         for peer in self._book.kept(job):
             self._need(job, peer)
 
@@ -264,9 +265,9 @@ class Links(abc.ABC):
             self._book.moved(place, envelope.endpoint)
             peer = self._at(peer)
         if remote is None:
-            if not envelope.packet.hello:
-                return None  # the last of a link that rests
-            remote = self._link_to(peer)
+            if not envelope.packet.hello and self._book.rests(place, now):
+                return None  # the last of the link
+            remote = self._link_to(peer)  # the other end has one, even if it broke here
         remote.move(peer.endpoint)
         remote.trouble, remote.release = "", envelope.release
         remote.link.receive(envelope.packet, now)
@@ -344,7 +345,7 @@ class Links(abc.ABC):
     # --- what the link reports
 
     def _up(self, remote: Remote, now: float, *, fresh: bool) -> None:
-        remote.down_since, remote.left = None, False
+        remote.down_since, remote.redial_at, remote.left = None, None, False
         remote.foreign = "" if fresh else remote.foreign
         remote.shared.connected(now, fresh=fresh)
         self._offers.withdraw(remote)
@@ -361,7 +362,7 @@ class Links(abc.ABC):
             peers = max(self._book.count(job) for job in remote.shared.needed)
             remote.redial_at = now + random.uniform(0.0, min(_SPREAD_S, peers * _SPREAD_PEER_S))  # noqa: S311 - no secret
         else:
-            self._close(remote)  # who needs it says hello
+            self._close(remote)  # the next packet of an end that needs it makes another
 
     def _rest(self, remote: Remote, now: float) -> None:
         """Neither end has use for the link."""
@@ -372,6 +373,7 @@ class Links(abc.ABC):
 
     def _rested(self, remote: Remote) -> None:
         self._events += remote.shared.rested()
+        self._book.rested(remote.place, self._clock())
         self._close(remote)
         for job, until in remote.shared.needed.items():  # it was on its way to say so
             self._need(job, remote.peer, until)

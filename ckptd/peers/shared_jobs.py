@@ -85,10 +85,15 @@ class SharedJobs:
     # --- whether the link is of use
 
     def needs(self, job: JobKey, until: float) -> bool:
-        """This daemon has use for the link until then, or longer if it said so before and still has. New: said so."""
+        """This daemon has use for the link until then, or longer if it said so before. Returns whether that is new."""
         new = job not in self.needed
-        self.needed[job] = until
+        self.needed[job] = max(until, self.needed.get(job, until))
         return new
+
+    def kept_until(self, job: JobKey, until: float) -> None:
+        """It is not kept for the job any more, if it was."""
+        if self.needed.get(job) == math.inf:
+            self.needed[job] = until
 
     def is_needed(self, job: JobKey) -> bool:
         """Whether it has use for it here."""

@@ -150,7 +150,7 @@ class PlayedPlane(Links):
 
     def reset(self, node: str) -> None:
         """The connection breaks."""
-        for (name, _), remote in self._remotes.items():
+        for (name, _), remote in list(self._remotes.items()):
             if name == node:
                 remote.link.restart("reset")
                 self._flush(remote)

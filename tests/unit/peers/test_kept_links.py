@@ -1,5 +1,7 @@
 """Which links there are: those that one of the ends has use for, and a link for a message; the others rest."""
 
+import time
+
 import pytest
 
 from ckptd.core import events as ev
@@ -134,6 +136,72 @@ def test_redials_of_a_lost_node_are_spread_by_the_size_of_the_job(world, monkeyp
     world.stop("b")
     world.until(lambda: downs(world, "a"))
     assert waits == [(0.0, pytest.approx(1.001))]
+
+
+def break_off(world, node, other):
+    """The link goes down at this end, and the other end does not know."""
+    plane = world.planes[node]
+    remote = plane._remote_of(JOB, other)
+    remote.link.restart("told to")
+    plane._flush(remote)
+    return remote
+
+
+def test_a_link_that_breaks_at_the_end_that_does_not_need_it_comes_back(trio):
+    trio.planes["b"].keep_links(JOB, ["a"])
+    trio.until(lambda: trio.ups("a") and trio.ups("b"))
+    break_off(trio, "a", "b")
+    trio.until(lambda: len(trio.ups("a")) == len(trio.ups("b")) == 2, 2.0)
+    assert downs(trio, "b") == []
+    assert trio.planes["b"].send(JOB, "a", staged("b", 1))
+    trio.until(lambda: trio.counters("a") == [1])
+
+
+def test_ends_that_let_a_link_rest_at_one_moment_do_not_make_it_again(trio):
+    for node, other in ("ab", "ba"):
+        trio.planes[node].keep_links(JOB, [other])
+    trio.until(lambda: trio.ups("a") and trio.ups("b"))
+    for node in "ab":
+        trio.planes[node].keep_links(JOB, [])
+    for node, other in ("ab", "ba"):
+        remote = trio.planes[node]._remote_of(JOB, other)
+        remote.shared.needed.clear()
+        trio.planes[node]._rest(remote, trio.planes[node]._clock())
+    trio.spend(1.0)
+    assert linked(trio) == {"a": [], "b": [], "c": []}
+    assert (len(trio.ups("a")), len(trio.ups("b"))) == (1, 1)
+
+
+def test_a_link_that_came_up_before_it_was_redialled_keeps_its_connection(trio, monkeypatch):
+    monkeypatch.setattr(links_module.random, "uniform", lambda least, most: 0.5)
+    trio.planes["b"].keep_links(JOB, ["a"])
+    trio.until(lambda: trio.ups("a") and trio.ups("b"))
+    remote = break_off(trio, "b", "a")
+    socket = remote._socket
+    trio.until(lambda: len(trio.ups("b")) == 2)
+    trio.spend(0.7)
+    assert remote._socket is socket
+
+
+def test_a_use_that_is_said_again_never_ends_sooner():
+    shared = shared_jobs.SharedJobs("b", 10.0)
+    assert shared.needs(JOB, 60.0)
+    assert not shared.needs(JOB, 5.0)
+    assert (shared.expired(59.0), shared.expired(60.0)) == ([], [JOB])
+    shared.needs(JOB, float("inf"))
+    shared.kept_until(JOB, 5.0)
+    assert shared.expired(5.0) == [JOB]
+
+
+def test_a_job_that_is_over_costs_the_book_what_it_has():
+    """At once for each peer: not all others are looked at."""
+    book = AddressBook()
+    for number in range(20_000):
+        book.add(JOB, Peer(f"n{number}", "a", "tcp://10.0.0.1:1", f"{number:040}"))
+    began = time.process_time()
+    book.forget(JOB)
+    assert time.process_time() - began < 1.0
+    assert not book.knows(f"{7:040}")
 
 
 def test_the_book_has_one_peer_of_each_node():
