@@ -371,11 +371,11 @@ class Daemon:
         try:
             while self._queue:
                 event = self._queue.popleft()
-                self._pace.part(type(event).__name__)
                 if not isinstance(event, ev.DrainMoved):
                     log.debug("event %s", event)
-                for action in self._catalogue.handle(event, time.monotonic()):
-                    self._perform(action)
+                with self._pace.part(type(event).__name__):
+                    for action in self._catalogue.handle(event, time.monotonic()):
+                        self._perform(action)
         finally:
             self._handling = False
 

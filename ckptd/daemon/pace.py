@@ -45,11 +45,19 @@ class Pace:
             yield
         finally:
             self._plane.turn_ends()
-            self.part("")
+            self._next_part("")
             self._ended(self._part_began - began)
 
-    def part(self, name: str) -> None:
-        """What the loop does from now on in this turn, for the log."""
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Around a part of a turn, for the log. Parts do not contain each other."""
+        self._next_part(name)
+        try:
+            yield
+        finally:
+            self._next_part("")
+
+    def _next_part(self, name: str) -> None:
         now = self._clock()
         if now - self._part_began > self._slowest[0]:
             self._slowest = now - self._part_began, self._part

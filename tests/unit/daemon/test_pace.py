@@ -35,16 +35,27 @@ def test_long_turns_are_counted_and_named(clock, caplog):
     pace = Pace(Plane(), clock)
     with pace.turn():
         clock.now += 0.01
-        pace.part("LoadAsked")
-        clock.now += 0.3
-        pace.part("SaveStaged")
-        clock.now += 0.02
+        with pace.part("LoadAsked"):
+            clock.now += 0.3
+        with pace.part("SaveStaged"):
+            clock.now += 0.02
     with pace.turn():
         clock.now += LONG_S
     assert (pace.long, round(pace.longest_s, 3)) == (1, 0.33)
     (said,) = caplog.messages
     assert "mostly=LoadAsked" in said
     assert "part_s=0.3" in said
+
+
+def test_what_follows_a_part_is_not_its_own(clock, caplog):
+    caplog.set_level(logging.INFO, "ckptd")
+    pace = Pace(Plane(), clock)
+    with pace.turn():
+        with pace.part("LoadAsked"):
+            clock.now += 0.02
+        clock.now += 0.3
+    (said,) = caplog.messages
+    assert "mostly=the rest" in said.replace('"', "")
 
 
 def test_many_long_turns_make_few_lines(clock, caplog):
