@@ -74,7 +74,7 @@ def _protection(job: Job) -> ProtectionView:
     return ProtectionView(coordinator=job.node.coordinator, nodes=(here,))
 
 
-def _draining(job: Job) -> Record | None:
+def draining(job: Job) -> Record | None:
     """The save that is written to the store now."""
     saves = job.coordinator.facts
     return saves.records.get(saves.active) if saves.active is not None else None
@@ -82,7 +82,7 @@ def _draining(job: Job) -> Record | None:
 
 def drainers(job: Job) -> list[str]:
     """Other nodes that write their share of the drain that runs, if this one coordinates it."""
-    record = _draining(job)
+    record = draining(job)
     return sorted(set(record.drainers) - record.voters - {job.node.node}) if record is not None else []
 
 
@@ -102,7 +102,7 @@ def _written(job: Job, record: Record) -> int:
 
 
 def _node(view: NodeView, job: Job) -> NodeStatus:
-    drain = _draining(job)
+    drain = draining(job)
     share, done = _share(job, drain, view.node) if drain is not None else (0, 0)
     return NodeStatus(
         node=view.node,
@@ -169,7 +169,7 @@ def _of_record(record: Record, on_store: bool, protected: bool, now: float) -> C
 
 
 def _drain(job: Job, now: float) -> DrainStatus | None:
-    saves, record = job.coordinator.facts, _draining(job)
+    saves, record = job.coordinator.facts, draining(job)
     done = _written(job, record) if record is not None else 0
     if record is None:
         waiting = [r for r in saves.of(State.QUEUED) if r.error]
@@ -227,7 +227,7 @@ def one_line(catalogue: Catalogue) -> str:
         staged = saves.newest_staged
         word = f"{key.job}: staged {staged.save.step if staged else '-'}"
         word += f", durable {max(saves.on_store).step if saves.on_store else '-'}"
-        if (record := _draining(job)) is not None:
+        if (record := draining(job)) is not None:
             share, done = _share(job, record, job.node.node)
             word += f", draining {record.save.step}"
             word += f", {100 * done // share} % of this node's share" if share else ""

@@ -20,7 +20,7 @@ from ckptd.daemon.steps_service import QUERY_BITS, StepsService
 from ckptd.peers.packets import Answered, Ask, StepsAsked, StepsKnown
 from ckptd.peers.plane import PeerPlane
 from ckptd.shared.base.errors import ProtocolError
-from ckptd.shared.base.ids import JobKey
+from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.protocol.messages import AskStatus, Reply, StatusReply
 from ckptd.shared.protocol.status import MAX_PROBLEMS, SCHEMA, JobStatus, NodeReport, Status
 from ckptd.store.workers import Stores
@@ -32,6 +32,9 @@ _SAID_S = 0.5  # how old an answer to another daemon may be
 _MAX_CHARS = 4096  # of an error that travels
 _SEND_AGAIN_S = 0.02  # while the link to a node comes up
 _ASK_AGAIN_S = 0.002  # for each node, between two questions for its progress: so they cost little of the loop
+
+
+Drain = tuple[JobKey, SaveId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class _Waiting:
     query: StatusQuery
     whole: bool  # the reports of the nodes are wanted, too
     jobs: dict[int, JobKey] = field(default_factory=dict)  # id of the question -> what was asked
+    drains: dict[JobKey, Drain] = field(default_factory=dict)  # that ran when it was asked
     unsent: list[tuple[int, str]] = field(default_factory=list)  # question and node: there is no link yet
 
 
@@ -69,7 +73,7 @@ class StatusService:
         self._started = time.monotonic()
         self._waiting: list[_Waiting] = []
         self._said: dict[JobKey, tuple[float, bytes]] = {}  # to other daemons, and when
-        self._progress: dict[JobKey, tuple[float, dict[str, NodeReport]]] = {}  # when it was asked for, and found
+        self._progress: dict[Drain, tuple[float, dict[str, NodeReport]]] = {}  # when it was asked for, and found
         self.errors: dict[JobKey, list[str]] = {}
         self.own: deque[str] = deque(maxlen=MAX_ERRORS)  # what concerns no job
 
@@ -99,6 +103,8 @@ class StatusService:
         for key, nodes in others.items():
             question = secrets.randbits(QUERY_BITS)
             waiting.jobs[question] = key
+            if (record := builder.draining(self._from.catalogue.jobs[key])) is not None:
+                waiting.drains[key] = key, record.save
             for node in nodes:
                 if self._from.plane.write(key, node, Ask(question, key)):
                     continue
@@ -119,8 +125,11 @@ class StatusService:
         """Nodes to ask about the job: all of them, or those that write to the store now, for their progress."""
         if whole:
             return [node for node in job.node.membership.nodes if node != self._from.node]
+        record = builder.draining(job)
+        if record is None:
+            return []
         writing = builder.drainers(job)
-        asked_at, _ = self._progress.get(job.node.job, (float("-inf"), {}))
+        asked_at, _ = self._progress.get((job.node.job, record.save), (float("-inf"), {}))
         return writing if time.monotonic() >= asked_at + _ASK_AGAIN_S * len(writing) else []
 
     # --- other daemons
@@ -208,8 +217,8 @@ class StatusService:
     def _answered(self, waiting: _Waiting) -> Status:
         query, now = waiting.query, time.monotonic()
         for key, answers in query.answers.items():
-            if query.asked[key]:
-                self._progress[key] = now, {node: answer.report for node, answer in answers.items()}
+            if query.asked[key] and key in waiting.drains:
+                self._progress[waiting.drains[key]] = now, {node: answer.report for node, answer in answers.items()}
         if not waiting.whole:
             return self._with_progress()
         status = self.status()
@@ -218,8 +227,9 @@ class StatusService:
     def _with_progress(self) -> Status:
         """The status, with what nodes said last of the drains that run."""
         status = self.status()
-        self._progress = {key: found for key, found in self._progress.items() if key in self._from.catalogue.jobs}
-        found = {key: reports for key, (_, reports) in self._progress.items()}
+        running = {(JobKey(job.store, job.job), job.drain.save) for job in status.jobs if job.drain is not None}
+        self._progress = {drain: found for drain, found in self._progress.items() if drain in running}
+        found = {key: reports for (key, _), (_, reports) in self._progress.items()}
         jobs = [progressed(job, found.get(JobKey(job.store, job.job), {})) for job in status.jobs]
         return msgspec.structs.replace(status, jobs=jobs)
 

@@ -1,6 +1,7 @@
 """What a status asks of other daemons: their progress while a drain runs, their reports if they are wanted."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from ckptd.daemon.status_service import Sources, StatusService
 from ckptd.peers.packets import Answered, Ask
 from ckptd.peers.views import Received
 from ckptd.shared.protocol.messages import AskStatus
-from tests.unit.core.nodes.a_cluster import KEY, ONE, ACluster
+from tests.unit.core.nodes.a_cluster import KEY, ONE, TWO, ACluster
 
 
 class Planes:
@@ -83,6 +84,19 @@ def test_a_plain_status_of_the_coordinator_asks_those_that_write(draining):
     assert (job.drain.nbytes_done, job.drain.nbytes) == (10, 40)
     assert [node.drain_nbytes_done for node in job.nodes] == [1, 2, 3, 4]
     assert (job.silent, [node.report for node in job.nodes]) == ([], [None] * 4)
+
+
+def test_the_progress_of_one_save_is_not_shown_for_another(draining):
+    planes = Planes(draining)
+    assert planes.ask("a").drain.nbytes_done == 10
+    facts = draining.nodes["a"].job.coordinator.facts
+    facts.records[TWO] = replace(facts.records[ONE], save=TWO)
+    facts.active = TWO
+    planes.answers["a"].clear()
+    planes.services["a"]._others = lambda job, *, whole: []  # it has just asked
+    job = planes.ask("a")
+    assert job.drain.save == TWO
+    assert [node.drain_nbytes_done for node in job.nodes] == [0, 0, 0, 0]
 
 
 def test_without_a_drain_no_node_is_asked_and_another_daemon_never_asks(draining):
