@@ -6,6 +6,7 @@ from typing import NamedTuple
 from ckptd.peers.packets import Bulk
 from ckptd.peers.remote import Remote
 from ckptd.shared.base.ids import JobKey
+from ckptd.shared.protocol.endpoints import host_of
 
 
 class Guest(NamedTuple):
@@ -45,7 +46,7 @@ class Offers:
         bulk = remote.bulk if remote is not None else None
         if remote is None or bulk is None or not bulk.port:
             return None
-        return remote.host, bulk.port, bulk.link_id, bulk.secret
+        return host_of(remote.peer.endpoint), bulk.port, bulk.link_id, bulk.secret
 
     def withdraw(self, remote: Remote) -> None:
         """The connection is over: neither offer holds."""

@@ -16,12 +16,12 @@ from zmq.utils import z85
 
 from ckptd.peers.keys import KeyPair
 from ckptd.peers.packets import Envelope, Packet, Present, decode_body, encode_body, wrap
+from ckptd.peers.sockets import dial
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer, Rendezvous
 
 _MAX_OF_JOB = 16  # sessions that wait to join at a time
-_HANDSHAKE_MS = 3000
 _AGAIN_S = 1.0  # after the ticket was shown, doubled each time, up to
 _AGAIN_MAX_S = 8.0
 _BACK_S = 3.0  # a link that was up comes up again without a ticket, unless the other daemon has lost its arena
@@ -80,22 +80,8 @@ class _Shown:
         self.again_at, self._wait_s = now + self._wait_s, min(2 * self._wait_s, _AGAIN_MAX_S)
         with contextlib.suppress(zmq.ZMQError, ValueError):  # no descriptor is left, or no endpoint: later
             if self._socket is None:
-                self._socket = self._connected()
+                self._socket = dial(self._context, self.to, self._keys, hwm=_HWM, waits=True)
             self._socket.send(self._frame, zmq.NOBLOCK)
-
-    def _connected(self) -> "zmq.Socket[bytes]":
-        made = self._context.socket(zmq.DEALER)
-        options = ((zmq.LINGER, 0), (zmq.SNDHWM, _HWM), (zmq.IPV6, 1), (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS))
-        for option, value in (*options, (zmq.CONNECT_TIMEOUT, _HANDSHAKE_MS), (zmq.MAXMSGSIZE, 1024)):
-            made.setsockopt(option, value)
-        made.curve_serverkey = self.to.key.encode()
-        made.curve_publickey, made.curve_secretkey = self._keys.public.encode(), self._keys.secret.encode()
-        try:
-            made.connect(self.to.endpoint)
-        except zmq.ZMQError:
-            made.close(0)
-            raise
-        return made
 
     def rest(self) -> None:
         """The other daemon knows this one: nothing is due until the link to it is down."""

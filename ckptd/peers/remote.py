@@ -12,15 +12,12 @@ from ckptd.peers.keys import KeyPair
 from ckptd.peers.link import Link
 from ckptd.peers.packets import Bulk
 from ckptd.peers.shared_jobs import SharedJobs
+from ckptd.peers.sockets import dial
 from ckptd.peers.views import PeerView
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer
 
 _HWM = 256  # packets; beyond it one is dropped, and missed when the other end receives a later one
-_HANDSHAKE_MS = 3000
-_HEARTBEAT_MS = 10000
-_RECONNECT_MS = 100
-_RECONNECT_MAX_MS = 2000
 _LAST_WORDS_MS = 500
 _LOOK_S = 1.0  # down for longer than this, it is asked why
 _AGAIN_S = 5.0  # after a socket to it could not be made
@@ -75,41 +72,9 @@ class Remote:
             return
         self._obstacle = ""
         try:
-            self._connect()
+            self._socket = dial(self._context, self.peer, self._keys, hwm=_HWM, waits=False)
         except (zmq.ZMQError, ValueError) as error:
-            self._disconnect(0)
             self._obstacle = f"no connection can be made: {error}"
-
-    def _connect(self) -> None:
-        made = self._context.socket(zmq.DEALER)
-        try:
-            self._set_up(made)
-        except (zmq.ZMQError, ValueError):
-            made.close(0)
-            raise
-        self._socket = made
-
-    def _set_up(self, made: "zmq.Socket[bytes]") -> None:
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.SNDHWM, _HWM),
-            (zmq.RCVHWM, 1),
-            (zmq.MAXMSGSIZE, 1024),  # it has nothing to say here
-            (zmq.IMMEDIATE, 1),  # nothing waits for a connection: the link probes for what was not taken
-            (zmq.IPV6, 1),
-            (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
-            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),  # finds a connection whose other end is gone without a close
-            (zmq.HEARTBEAT_TIMEOUT, 2 * _HEARTBEAT_MS),
-            (zmq.CONNECT_TIMEOUT, _HANDSHAKE_MS),
-            (zmq.RECONNECT_IVL, _RECONNECT_MS),
-            (zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS),
-        ):
-            made.setsockopt(option, value)
-        made.curve_serverkey = self.peer.key.encode()
-        made.curve_publickey = self._keys.public.encode()
-        made.curve_secretkey = self._keys.secret.encode()
-        with contextlib.suppress(zmq.ZMQError):  # an endpoint that is none: down, and reported
-            made.connect(self.peer.endpoint)
 
     def move(self, endpoint: str) -> None:
         """It is reached elsewhere now."""
@@ -141,11 +106,6 @@ class Remote:
         """For status."""
         jobs = tuple(sorted(self.jobs))
         return PeerView(self.peer.node, self.peer.endpoint, self.link.up, self.link.queued, jobs)
-
-    @property
-    def host(self) -> str:
-        """Its address, without the port."""
-        return self.peer.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
     # --- why it does not answer
 
