@@ -401,7 +401,7 @@ class Daemon:
             act.Meet: (lambda action: plane.meet_at(action.job, action.session, action.rendezvous),),
             act.EndMeeting: (lambda action: plane.meetings.end(action.job, action.session),),
             act.KeepLinks: (lambda action: plane.keep_links(action.job, action.nodes),),
-            act.KeepTopology: (executor.perform, lambda action: plane.keep(action.job, action.topology)),
+            act.KeepTopology: (executor.perform, lambda it: plane.keep(it.job, it.topology, it.outside)),
             act.ForgetJob: (lambda action: protect.forget(action.job), executor.perform, self._forgotten),
         }
 

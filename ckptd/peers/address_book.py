@@ -23,6 +23,8 @@ class AddressBook:
         self._peers: dict[JobKey, dict[str, Peer]] = {}
         self._kept: dict[JobKey, frozenset[str] | None] = {}
         self._present: dict[JobKey, frozenset[str]] = {}  # nodes of the topology now
+        self._named: dict[JobKey, frozenset[str]] = {}  # these, and nodes outside that hold something
+        self._left: dict[JobKey, frozenset[str]] = {}  # nodes that were named before
         self._keys: Counter[str] = Counter()  # sites may give one to many
         self._jobs: dict[Place, dict[JobKey, None]] = {}
         self._moved: dict[Place, str] = {}  # where a daemon says that it is; that counts for more than what others say
@@ -56,8 +58,8 @@ class AddressBook:
         peers = list(self._peers.pop(job, {}).values())
         for peer in peers:
             self._drop(job, peer)
-        self._present.pop(job, None)
-        self._kept.pop(job, None)
+        for of_job in (self._present, self._named, self._left, self._kept):
+            of_job.pop(job, None)
         return peers
 
     def _drop(self, job: JobKey, peer: Peer) -> None:
@@ -124,9 +126,14 @@ class AddressBook:
 
     # --- topologies
 
-    def present(self, job: JobKey, topology: Topology) -> None:
-        """The job runs on these nodes now."""
-        self._present[job] = frozenset(topology.nodes)
+    def present(self, job: JobKey, topology: Topology, outside: Iterable[Peer]) -> list[Peer]:
+        """The job runs on these nodes now. Returns peers that it ran on before, but for those outside that it needs."""
+        named = frozenset((*topology.nodes, *(peer.node for peer in outside)))
+        left = (self._left.get(job, frozenset()) | self._named.get(job, frozenset())) - named
+        peers = self._peers.get(job, {})
+        self._present[job], self._named[job] = frozenset(topology.nodes), named
+        self._left[job] = left & peers.keys()
+        return [peers[node] for node in self._left[job]]
 
     def former(self, place: Place) -> list[JobKey]:
         """Jobs that have moved on to other nodes, and keep this one for what it still holds."""

@@ -117,10 +117,12 @@ class Links(abc.ABC):
             if self._book.is_kept(job, peer.node):
                 self._need(job, peer)
 
-    def keep(self, job: JobKey, topology: Topology) -> None:
-        """Meets its peers. Those of earlier topologies stay, for what they still hold, until they are long silent."""
-        self._book.present(job, topology)
-        self.meet(job, topology.peers)
+    def keep(self, job: JobKey, topology: Topology, outside: tuple[Peer, ...]) -> None:
+        """Meets its peers, and those that hold something of the job outside of it, until they are long silent."""
+        self.meet(job, (*topology.peers, *outside))
+        for peer in self._book.present(job, topology, outside):
+            if (peer.node, peer.key) not in self._remotes:
+                self._book.remove(job, peer.node)
 
     def keep_links(self, job: JobKey, nodes: Iterable[str] | None) -> None:
         """Keeps a link to these nodes of the job from now on; None: to all of them.

@@ -290,10 +290,10 @@ class BusyMachine(Machine):
             host.charge(self.wire.costs.handshake_s + self.wire.costs.packet_in_s)
             host.meet(key[0], (self.peer,))
 
-    def keep(self, job: JobKey, topology: Topology) -> None:
+    def keep(self, job: JobKey, topology: Topology, outside: tuple[Peer, ...]) -> None:
         assert self.plane is not None
         self.known.setdefault(job, {})
-        self.plane.keep(job, topology)
+        self.plane.keep(job, topology, outside)
         self.rouse()
 
     def keep_links(self, job: JobKey, nodes: tuple[str, ...] | None) -> None:

@@ -94,7 +94,7 @@ class ActionExecutor:
                     outside=action.outside,
                     former=action.former,
                 )
-                machine.keep(job, action.topology)
+                machine.keep(job, action.topology, action.outside)
             case act.StopEncode():
                 for key, running in list(self._running.get(machine.name, {}).items()):
                     it = running.action

@@ -280,7 +280,7 @@ class Machine:
         known |= fresh
         self.world.network.met(self.name, list(fresh))
 
-    def keep(self, job: JobKey, topology: Topology) -> None:
+    def keep(self, job: JobKey, topology: Topology, outside: tuple[Peer, ...]) -> None:
         """The daemons of the job's session: ranks or a coordinator named them before."""
         self.meet(job, topology.peers if self.world.keeping_is_meeting else ())
 

@@ -9,8 +9,9 @@ from ckptd.peers import links as links_module
 from ckptd.peers import shared_jobs
 from ckptd.peers.address_book import AddressBook
 from ckptd.peers.plane import PeerPlane
-from ckptd.shared.protocol.topology import Peer
-from tests.unit.peers.planes import JOB, OTHER, staged
+from ckptd.shared.format.schemes import Scheme
+from ckptd.shared.protocol.topology import Peer, Topology
+from tests.unit.peers.planes import JOB, OTHER, Kept, staged
 
 
 @pytest.fixture
@@ -202,6 +203,29 @@ def test_a_job_that_is_over_costs_the_book_what_it_has():
     book.forget(JOB)
     assert time.process_time() - began < 1.0
     assert not book.knows(f"{7:040}")
+
+
+def test_a_node_that_the_job_has_left_leaves_the_book(trio, monkeypatch):
+    """Unless it holds something of the job, or has a link."""
+    monkeypatch.setattr(Kept, "meet", PeerPlane.meet)
+    a, peers = trio.planes["a"], {node: plane.peer for node, plane in trio.planes.items()}
+
+    def keep(nodes, outside=""):
+        topology = Topology(tuple(peers[n] for n in nodes), tuple(range(len(nodes))), Scheme.XOR, 2)
+        a.keep(JOB, topology, tuple(peers[n] for n in outside))
+        return [n for n in "bc" if a._book.peer(JOB, n) is not None]
+
+    assert keep("abc") == ["b", "c"]
+    assert keep("ab", outside="c") == ["b", "c"]
+    a.keep_links(JOB, ["c"])
+    assert keep("ab") == ["b", "c"], "it has a link"
+    trio.until(lambda: trio.ups("a"))
+    a.keep_links(JOB, [])
+    trio.until(lambda: downs(trio, "a"))
+    assert keep("ab") == ["b"]
+    assert keep("a") == []
+    assert not a._book.knows(peers["c"].key)
+    assert keep("abc") == ["b", "c"]
 
 
 def test_the_book_has_one_peer_of_each_node():
