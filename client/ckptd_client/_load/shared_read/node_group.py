@@ -40,7 +40,7 @@ _GOOD, _FAILED, _LOST = 0, 1, 2  # outcome of a block; lost: a thread may still 
 
 
 @dataclass(frozen=True, slots=True)
-class Rendezvous:
+class NodeReaders:
     """Names the node group of a save. readers: the ranks of this node that read the save from the store.
 
     read: names the read on all nodes that take part; empty: no other node does.
@@ -151,10 +151,10 @@ def _mapped(path: str, layout: _Layout) -> Memory:
 class NodeGroup:
     """One rank's access to the group's shared memory."""
 
-    def __init__(self, memory: Memory, layout: _Layout, rendezvous: Rendezvous, path: str, blocks: Blocks) -> None:
+    def __init__(self, memory: Memory, layout: _Layout, here: NodeReaders, path: str, blocks: Blocks) -> None:
         self._memory, self._layout, self._path, self._blocks = memory, layout, path, blocks
-        self._index = rendezvous.readers.index(rendezvous.rank)
-        self.is_leader = rendezvous.is_leader
+        self._index = here.readers.index(here.rank)
+        self.is_leader = here.is_leader
         self._counters = memory.view[: layout.buffers_offset].cast("Q")
         self._given_up = threading.Event()
         self._schedule: list[SharedBlock] = []

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Final, NamedTuple
 
 from ckptd.shared.base.errors import CkptdError
@@ -13,7 +12,7 @@ from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.protocol.messages import AskPlace, LoadFrom, PlaceKnown, Reply, Request
 from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 from ckptd_client._daemon.link import Link
-from ckptd_client._load.shared_read.node_group import Plan, Rendezvous
+from ckptd_client._load.shared_read.node_group import NodeReaders, Plan
 from ckptd_client._load.shared_read.peer_exchange import PeerExchange
 from ckptd_client._load.shared_read.schedule import Blocks
 
@@ -36,7 +35,7 @@ class Participants:
     """The ranks of this node, and how its first rank finds other nodes. host: of this node, as others reach it."""
 
     job: JobKey
-    rendezvous: Rendezvous
+    here: NodeReaders
     host: str = ""
     find_place: FindPlace = field(default=lambda _own: PlaceKnown(reply_to=0))
 
@@ -59,7 +58,7 @@ class Participants:
             exchange.refuse()
             return None
         place = Place(found.number, found.count)
-        return Met(found.number, *exchange.meet(place, found.parent, wants, blocks, self.rendezvous.save))
+        return Met(found.number, *exchange.meet(place, found.parent, wants, blocks, self.here.save))
 
 
 FindParticipants = Callable[[SaveId], Participants | None]  # of a checkpoint, this rank included
@@ -74,25 +73,21 @@ def participants_of_order(link: Link, order: LoadFrom, save: SaveId, ask: Ask) -
     return _participants(link, save, tuple(order.readers), order.read, ask)
 
 
-_reads = count(1)  # of all ranks of the job, which call in the same order
-
-
 def all_ranks(link: Link, ask: Ask) -> FindParticipants:
     """All ranks of the job, which read the same checkpoint: each calls this, and asks for participants once.
 
     If a rank then does not read, the others wait a bounded time for it. ask: as Link.ask, from any thread.
     """
-    read = f"all.{next(_reads)}"
+    read = f"all.{next(link.reads)}"
     return lambda save: _participants(link, save, link.ranks_here, read if link.nodes > 1 else "", ask)
 
 
 def _participants(link: Link, save: SaveId, readers: tuple[int, ...], read: str, ask: Ask) -> Participants:
-    rendezvous = Rendezvous(link.slots.directory, link.group.session, save, readers, link.group.rank, read)
+    here = NodeReaders(link.slots.directory, link.group.session, save, readers, link.group.rank, read)
 
     def find_place(own: ExchangeAddress | None) -> PlaceKnown:
         answer = ask(lambda seq: AskPlace(seq=seq, read=read, exchange=own), time.monotonic() + _ANSWER_S)
         assert isinstance(answer, PlaceKnown)  # noqa: S101 - the reply to AskPlace
         return answer
 
-    host = link.host
-    return Participants(link.job, rendezvous, host, find_place)
+    return Participants(link.job, here, link.host, find_place)

@@ -273,7 +273,7 @@ class _Image:
         return True
 
 
-class Sources:
+class Senders:
     """Connections of this node's first rank to the nodes that send to it. A failure of theirs is never raised."""
 
     def __init__(
@@ -299,7 +299,7 @@ class Sources:
         self, node: int, coming: Sequence[SharedBlock], group: NodeGroup, blocks: Blocks, check: Check, fill: Fill
     ) -> None:
         with contextlib.ExitStack() as stack:
-            source = _Source(self._job, self._save, coming, blocks)
+            source = _Sender(self._job, self._save, coming, blocks)
             try:
                 address = self._addresses[node]
                 connection = Connection(
@@ -330,7 +330,7 @@ class Sources:
         self._cancel.cancel()
 
 
-class _Source:
+class _Sender:
     """One node's blocks, received in order until it fails."""
 
     def __init__(self, job: JobKey, save: SaveId, coming: Sequence[SharedBlock], blocks: Blocks) -> None:

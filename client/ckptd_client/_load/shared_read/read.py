@@ -13,7 +13,7 @@ from ckptd.shared.format.manifest import FileRecord
 from ckptd_client._load.reader import Buffer, Pieces, Source, Target, copy_blocks, pieces_of
 from ckptd_client._load.shared_read.node_group import NodeGroup, Plan
 from ckptd_client._load.shared_read.participants import Participants
-from ckptd_client._load.shared_read.peer_exchange import Sources
+from ckptd_client._load.shared_read.peer_exchange import Senders
 from ckptd_client._load.shared_read.schedule import Blocks, SharedBlock
 from ckptd_client._local.destination import deliver
 
@@ -59,30 +59,30 @@ def _copy_together(  # noqa: PLR0913, PLR0917
     integrity: Integrity,
 ) -> set[int]:
     """Copies out blocks that several members want and returns their numbers. stack: closed when this rank is done."""
-    rendezvous = participants.rendezvous
-    group = rendezvous.open(blocks, digest(b"".join(record.digests for record in records)))
+    here = participants.here
+    group = here.open(blocks, digest(b"".join(record.digests for record in records)))
     if group is None:
         return set()
     exchange = participants.open_exchange(integrity) if group.is_leader else None
     if exchange is not None:
         stack.callback(exchange.close)
-    sources: list[Sources] = []
+    senders: list[Senders] = []
 
     def meet(wants: bytes) -> Plan:
         met = participants.meet(exchange, wants, blocks) if exchange is not None else None
         if met is not None:
-            sources.append(Sources(participants.job, rendezvous.save, met.number, met.addresses, integrity))
+            senders.append(Senders(participants.job, here.save, met.number, met.addresses, integrity))
         return met.plan if met is not None else Plan()
 
     if not group.join(numbers, meet):
         return set()
     stack.callback(group.leave)  # whatever fails here, no member waits for this rank
-    files = _Sources(open_source)
+    files = _OpenImages(open_source)
     stack.callback(files.close)
     if exchange is not None:
         exchange.serve(group, blocks)
         stack.callback(group.wait_for_nodes)
-    for some in sources:
+    for some in senders:
         check = _checking(records, blocks, integrity)
         stack.enter_context(some.receiving(group, blocks, check, _filling(blocks, files)))
         stack.push(_on_error(some.close))
@@ -105,7 +105,7 @@ def _checking(records: Sequence[FileRecord], blocks: Blocks, integrity: Integrit
     return check
 
 
-def _filling(blocks: Blocks, files: "_Sources") -> Callable[[SharedBlock, Buffer], None]:
+def _filling(blocks: Blocks, files: "_OpenImages") -> Callable[[SharedBlock, Buffer], None]:
     """Gives a function that reads a block from the store into a buffer, and checks it."""
 
     def fill(one: SharedBlock, buffer: Buffer) -> None:
@@ -116,7 +116,7 @@ def _filling(blocks: Blocks, files: "_Sources") -> Callable[[SharedBlock, Buffer
     return fill
 
 
-def _copy_shared(group: NodeGroup, blocks: Blocks, files: "_Sources", wanted: Mapping[int, Pieces]) -> set[int]:
+def _copy_shared(group: NodeGroup, blocks: Blocks, files: "_OpenImages", wanted: Mapping[int, Pieces]) -> set[int]:
     """Copies out blocks that several members want and returns their numbers."""
     fill = _filling(blocks, files)
 
@@ -140,7 +140,7 @@ def _copy_shared(group: NodeGroup, blocks: Blocks, files: "_Sources", wanted: Ma
     return taken
 
 
-class _Sources:
+class _OpenImages:
     """Images from which this rank reads blocks: the last few stay open, since a job has thousands. For threads."""
 
     def __init__(self, open_source: Callable[[int], Source]) -> None:

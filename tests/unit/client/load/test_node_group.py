@@ -9,7 +9,7 @@ import pytest
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd_client._load.shared_read import node_group
-from ckptd_client._load.shared_read.node_group import Rendezvous
+from ckptd_client._load.shared_read.node_group import NodeReaders
 from ckptd_client._load.shared_read.schedule import Blocks
 from tests.runs import RUN
 
@@ -29,7 +29,7 @@ def meet(directory, wants, total, readers=None):
     groups = {}
 
     def come(rank):
-        group = Rendezvous(str(directory), "s", SAVE, readers, rank).open(Blocks([BLOCK_NBYTES] * total), b"mark")
+        group = NodeReaders(str(directory), "s", SAVE, readers, rank).open(Blocks([BLOCK_NBYTES] * total), b"mark")
         groups[rank] = group if group is not None and group.join(wants[rank]) else None
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in wants]
@@ -119,8 +119,8 @@ def test_who_goes_away_leaves_the_others_to_read_alone(tmp_path):
 
 
 def test_a_rank_alone_meets_none(tmp_path):
-    assert Rendezvous(str(tmp_path), "s", SAVE, (0,), 0).open(Blocks([1, 1]), b"") is None
-    assert Rendezvous(str(tmp_path), "s", SAVE, (), 0).open(Blocks([1, 1]), b"") is None
+    assert NodeReaders(str(tmp_path), "s", SAVE, (0,), 0).open(Blocks([1, 1]), b"") is None
+    assert NodeReaders(str(tmp_path), "s", SAVE, (), 0).open(Blocks([1, 1]), b"") is None
 
 
 def test_who_wants_nothing_keeps_none_waiting(tmp_path):
@@ -166,7 +166,7 @@ def test_ranks_that_read_different_checkpoints_of_one_number_do_not_meet(tmp_pat
     found = {}
 
     def come(rank):
-        group = Rendezvous(str(tmp_path), "s", SAVE, (0, 1), rank).open(Blocks([1, 1]), bytes([rank]))
+        group = NodeReaders(str(tmp_path), "s", SAVE, (0, 1), rank).open(Blocks([1, 1]), bytes([rank]))
         found[rank] = group.join({0, 1})
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1)]

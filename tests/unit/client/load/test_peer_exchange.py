@@ -23,7 +23,7 @@ from ckptd.shared.protocol.read_tree import Place
 from ckptd.shared.stores.directory import OpenedFile
 from ckptd_client._load.reader import Piece, Source, Target
 from ckptd_client._load.shared_read import node_group, peer_exchange, plan
-from ckptd_client._load.shared_read.node_group import Rendezvous
+from ckptd_client._load.shared_read.node_group import NodeReaders
 from ckptd_client._load.shared_read.participants import Participants
 from ckptd_client._load.shared_read.peer_exchange import PeerExchange
 from ckptd_client._load.shared_read.plan import Orders, Summary, column_of
@@ -104,7 +104,7 @@ class Job:
         directory = self.directory / f"node{node}"
         directory.mkdir(exist_ok=True)
         readers = tuple(range(len(self.wants[node])))
-        rendezvous = Rendezvous(str(directory), "s", SAVE, readers, rank, "load.1.1" if len(self.wants) > 1 else "")
+        here = NodeReaders(str(directory), "s", SAVE, readers, rank, "load.1.1" if len(self.wants) > 1 else "")
 
         def find_place(own):
             place = Place(node, len(self.wants))
@@ -114,7 +114,7 @@ class Job:
             parent = None if silent else self.addresses[place.parent].get()
             return PlaceKnown(reply_to=1, number=node, count=place.nodes, parent=parent)
 
-        return Participants(JOB, rendezvous, "127.0.0.1", find_place)
+        return Participants(JOB, here, "127.0.0.1", find_place)
 
     def load(self, node, rank):
         images = self.wants[node][rank]
