@@ -7,8 +7,9 @@ import time
 import pytest
 
 from ckptd.shared.base.ids import SaveId
+from ckptd.shared.files.mapping import Mapping
 from ckptd.shared.format.digest import BLOCK_NBYTES
-from ckptd_client._load.shared_read import node_group
+from ckptd_client._load.shared_read import group_memory, node_group
 from ckptd_client._load.shared_read.node_group import NodeReaders
 from ckptd_client._load.shared_read.schedule import Blocks
 from tests.runs import RUN
@@ -132,7 +133,7 @@ def test_without_memory_each_reads_alone(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(node_group.os, "posix_fallocate", full)
+    monkeypatch.setattr(group_memory.os, "posix_fallocate", full)
     assert meet(tmp_path, {0: {1}, 1: {1}}, 2) == {0: None, 1: None}
     assert list(tmp_path.iterdir()) == []
 
@@ -176,3 +177,126 @@ def test_ranks_that_read_different_checkpoints_of_one_number_do_not_meet(tmp_pat
         thread.join()
     assert found == {0: False, 1: False}
     assert list(tmp_path.iterdir()) == []
+
+
+def readers_of(directory, rank, readers, read=""):
+    return NodeReaders(str(directory), "s", SAVE, readers, rank, read)
+
+
+def joined(directory, rank, readers, *, wants=frozenset({0, 1, 2}), after_s=0.0, read="", meet_nodes=None, mark=b"m"):
+    """A thread that joins after so many seconds; its outcome, and how long the join itself took."""
+    found = {}
+
+    def come():
+        time.sleep(after_s)
+        group = readers_of(directory, rank, readers, read).open(Blocks([BLOCK_NBYTES] * 3), mark)
+        began = time.monotonic()
+        try:
+            found["joined"] = group.join(wants, meet_nodes)
+        except OSError:
+            found["joined"] = None
+        found["took"] = time.monotonic() - began
+        found["group"] = group
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    return thread, found
+
+
+def outcomes(*threads):
+    for thread, _ in threads:
+        thread.join()
+    return [found for _, found in threads]
+
+
+def test_a_rank_that_gives_up_ends_the_wait_of_those_that_came_later(tmp_path):
+    """Rank 2 does not come. Rank 1 waits only as long as rank 0 does, not for a time of its own."""
+    first, second = outcomes(joined(tmp_path, 0, (0, 1, 2)), joined(tmp_path, 1, (0, 1, 2), after_s=1.5))
+    assert (first["joined"], second["joined"]) == (False, False)
+    assert second["took"] < 1.2, second
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_while_the_nodes_meet_ends_the_wait_of_the_node_for_the_plan(tmp_path):
+    def fails(_wants):
+        raise OSError("no plan")
+
+    lead, other = outcomes(
+        joined(tmp_path, 0, (0, 1), read="r", meet_nodes=fails), joined(tmp_path, 1, (0, 1), read="r")
+    )
+    assert (lead["joined"], other["joined"]) == (None, False)
+    assert other["took"] < 1.0, other
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_blocks_of_a_rank_that_leaves_are_read_at_once_and_others_are_still_shared(tmp_path):
+    """Rank 1 fails after all have joined, with blocks that it was to read; rank 0 is not alone for that."""
+    groups = meet(tmp_path, {rank: set(range(60)) for rank in range(3)}, 60)
+    lost = {one.block for one in groups[1].own_reads}
+    groups.pop(1).leave()
+    began = time.monotonic()
+    got, _ = read_all(groups)
+    assert time.monotonic() - began < 1.0
+    assert lost
+    for rank in (0, 2):
+        assert got[rank] == {block: None if block in lost else block % 251 for block in range(60)}
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.5])
+def test_a_rank_that_does_not_take_part_says_so(tmp_path, late_s):
+    """It failed before it knew which blocks it wants, or has all that it needs."""
+    come = joined(tmp_path, 0, (0, 1, 2), after_s=0.5 - late_s)
+    other = joined(tmp_path, 2, (0, 1, 2), after_s=0.5 - late_s)
+    time.sleep(late_s)
+    readers_of(tmp_path, 1, (0, 1, 2)).decline()
+    first, second = outcomes(come, other)
+    assert (first["joined"], second["joined"]) == (True, True)
+    assert max(first["took"], second["took"]) < 1.0
+    assert [one.wanted for one in first["group"].shared] == [(0, 2)] * 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_that_all_do_not_take_part_leave_no_file(tmp_path):
+    for rank in range(3):
+        readers_of(tmp_path, rank, (0, 1, 2)).decline()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_without_memory_for_the_group_says_so(tmp_path, monkeypatch):
+    """The other one has mapped all of it already."""
+    come = joined(tmp_path, 0, (0, 1))
+    time.sleep(0.3)
+
+    def full(*_):
+        raise OSError(12, "Cannot allocate memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            group_memory, "Memory", lambda fd, nbytes: full() if nbytes > BLOCK_NBYTES else Mapping(fd, nbytes)
+        )
+        assert readers_of(tmp_path, 1, (0, 1)).open(Blocks([BLOCK_NBYTES] * 3), b"m") is None
+    (found,) = outcomes(come)
+    assert found["joined"] is False or found["group"].shared == []
+    assert found["took"] < 1.5
+
+
+def test_ranks_that_read_different_checkpoints_of_one_number_notice_it_at_once(tmp_path):
+    first, second = outcomes(joined(tmp_path, 0, (0, 1), mark=b"0"), joined(tmp_path, 1, (0, 1), mark=b"1"))
+    assert (first["joined"], second["joined"]) == (False, False)
+    assert max(first["took"], second["took"]) < 1.0
+
+
+def test_a_rank_may_take_its_time_while_others_advance(tmp_path, monkeypatch):
+    """The next block that two ranks share may be far: the wait for it ends when no rank advances, not before."""
+    monkeypatch.setattr(node_group, "_PATIENCE_S", 0.4)
+    monkeypatch.setattr(node_group, "_NODE_PATIENCE_S", 0.4)
+    groups = meet(tmp_path, {0: set(range(40)), 1: set(range(40)), 2: {39, 0}}, 40)
+    real = Reader.into
+
+    def slow(self, buffer, block):
+        time.sleep(0.05)
+        real(self, buffer, block)
+
+    monkeypatch.setattr(Reader, "into", slow)
+    got, _ = read_all(groups)
+    assert got[2] == {0: 0, 39: 39}
