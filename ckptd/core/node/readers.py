@@ -82,14 +82,14 @@ class Readers:
         return tuple(peer.node for index, peer in enumerate(topology.peers) if index in homes)
 
     def asked(self, event: ev.PlaceAsked) -> list[Action]:
-        """A rank of this node asks for its place, and says where it serves others."""
+        """A rank of this node asks for its place, and says where it serves others; None: it does not take part."""
         read = f"{event.session}/{event.read}"
         self._addresses.pop(read, None)
         self._addresses[read] = event.exchange
         _trim(self._addresses)
         answers = [self._tell(self._nodes_waiting.pop(key).event) for key in [*self._nodes_waiting] if key[0] == read]
         nodes = self._sent.get(event.read, ()) if event.read.startswith(_LOAD) else self._membership.nodes
-        if self._node not in nodes or not nodes[1:]:
+        if self._node not in nodes or not nodes[1:] or event.exchange is None:  # no part in it: no use of a parent
             return [*answers, *self._ranks.tell(event.rank, PlaceKnown(reply_to=event.request))]
         place = Place(nodes.index(self._node), len(nodes))
         waiting = _RankWaits(event, nodes[place.parent] if place.parent is not None else "", place)

@@ -55,7 +55,7 @@ class Checkpoint:
         self.save = save
         self.tier = tier
         self.notes = notes
-        self.participants: Participants | None = None  # that read it together; None: this rank alone
+        self.participants: Participants | None = None  # of its next reading by read_all; None: this rank alone
         self._sources = sources
         self._open = opener
         self._records = records
@@ -134,21 +134,24 @@ class Checkpoint:
                 copy_out(source, targets, sparse=True)
         return None
 
-    def read_all(self, targets: Mapping[int, list[Target]], participants: Participants | None = None) -> None:
-        """Fills the targets, by rank of the image, as read does. participants: in place of its own.
+    def read_all(self, targets: Mapping[int, list[Target]]) -> None:
+        """Fills the targets, by rank of the image, as read does, together with the participants: once.
 
         Raises DamagedError, OSError.
         """
-        participants = participants or self.participants
+        participants, self.participants = self.participants, None
         if participants is not None and self._records:
-            return copy_out_together(self._open, targets, self._records, participants, self._integrity)
+            copy_out_together(self._open, targets, self._records, participants, self._integrity)
+            return
         for rank, wanted in sorted(targets.items()):
             self.read(rank, wanted)
-        return None
 
     def close(self) -> None:
-        """Closes the files; nothing can be read afterwards. Idempotent."""
+        """Closes the files; nothing can be read afterwards. Participants learn it if nothing was read. Idempotent."""
         _close(self._sources)
+        participants, self.participants = self.participants, None
+        if participants is not None:
+            participants.decline()
 
 
 def _close(sources: dict[int, Source]) -> None:

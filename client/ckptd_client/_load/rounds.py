@@ -27,7 +27,6 @@ from ckptd_client._load.fit import Fit, fit
 from ckptd_client._load.image_ranges import images_in
 from ckptd_client._load.reader import (
     Source,
-    Target,
     check_files,
     copy_out,
     open_file,
@@ -35,7 +34,7 @@ from ckptd_client._load.reader import (
     read_records,
 )
 from ckptd_client._load.saved_names import OtherRanksNeededError, Saves, saves_of
-from ckptd_client._load.shared_read.participants import Ask, Participants, participants_of_order
+from ckptd_client._load.shared_read.participants import Ask, Participants, leaving_on_error, participants_of_order
 from ckptd_client._load.shared_read.read import copy_out_together
 from ckptd_client._local.rank import Group
 from ckptd_client._state.naming import NOTHING_NAMED, Named
@@ -249,12 +248,14 @@ def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId,
 
 
 def _read_own(  # noqa: PLR0913 - keyword-only
-    source: Source, state: dict[str, Any], group: Group, keys: PickleKeys, *, where: str, named: Named, strict: bool
-) -> Fit:
-    """Reads this rank's own image into the state. Closes source."""
+    source: Source, state: dict[str, Any], group: Group, keys: PickleKeys, *, where: str, named: Named, strict: bool,
+    fits: Callable[[], None] = lambda: None,
+) -> Fit:  # fmt: skip
+    """Reads this rank's own image into the state. Closes source. fits: called when the image is known to be enough."""
     try:
         saves = saves_of([source.layout], source.leaves, rank=group.rank, world_size=group.world_size, named=named)
         fitted = fit(state, saves, where=where, pickle_keys=keys, strict=strict)
+        fits()
         copy_out(source, fitted.targets.get(group.rank, []))
         fitted.settle()
     finally:
@@ -274,24 +275,22 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
     """
     stored = open_files(real(directory), integrity)
     with _damage_of(stored.location):
-        records = read_records(stored, save)
-        where = f"{stored.location} (step {records.manifest.save.step})"
-        if len(records) == group.world_size:
-            with contextlib.suppress(OtherRanksNeededError):
-                own = records[group.rank]
-                check_files(stored, [own])
-                source = open_file(stored, own, len(records))
-                fitted = _read_own(source, state, group, keys, where=where, named=named, strict=strict)
-                return fitted, source.nbytes, ()
-        saves = _all_saves(stored, records, group, named)
-        fitted = fit(state, saves, where=where, pickle_keys=keys, strict=strict)
+        with leaving_on_error(participants):
+            records = read_records(stored, save)
+            where = f"{stored.location} (step {records.manifest.save.step})"
+            if len(records) == group.world_size:
+                with contextlib.suppress(OtherRanksNeededError):
+                    own = records[group.rank]
+                    check_files(stored, [own])
+                    source = open_file(stored, own, len(records))
+                    alone = participants.decline if participants is not None else lambda: None
+                    fitted = _read_own(source, state, group, keys, where=where, named=named, strict=strict, fits=alone)
+                    return fitted, source.nbytes, ()
+            saves = _all_saves(stored, records, group, named)
+            fitted = fit(state, saves, where=where, pickle_keys=keys, strict=strict)
 
         def open_source(rank: int) -> Source:
             return open_file(stored, records[rank], len(records))
-
-        def read(rank: int, targets: list[Target]) -> None:
-            with contextlib.closing(open_source(rank)) as source:
-                copy_out(source, targets, sparse=True)
 
         copy_out_together(open_source, fitted.targets, records, participants, integrity)
         fitted.settle()

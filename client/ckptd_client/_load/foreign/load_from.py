@@ -168,6 +168,7 @@ def _load_own(  # noqa: PLR0913, PLR0917
 ) -> tuple[str, int | None, int, list[str]]:
     path = real(path)  # as open_directory does; it is named in what does not fit
     checkpoint = open_directory(path, integrity=integrity)
+    checkpoint.participants = participants(checkpoint.save)
     like = group.rank if group.rank < checkpoint.world_size else 0
     try:
         leaves = checkpoint.leaves
@@ -176,7 +177,7 @@ def _load_own(  # noqa: PLR0913, PLR0917
             named=named, of_all=leaves,
         )  # fmt: skip
         fitted = fit(state, _placed(saves, state, strict=strict), where=path, pickle_keys=keys, strict=strict)
-        checkpoint.read_all(fitted.targets, participants(checkpoint.save))
+        checkpoint.read_all(fitted.targets)
         fitted.settle()
         fitted.compare(checkpoint.images)
     finally:

@@ -1,8 +1,9 @@
 """The participants of a cooperative read: ranks of this node in a node group, other nodes through peer exchanges."""
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -12,7 +13,7 @@ from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.protocol.messages import AskPlace, LoadFrom, PlaceKnown, Reply, Request
 from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 from ckptd_client._daemon.link import Link
-from ckptd_client._load.shared_read.node_group import NodeReaders, Plan
+from ckptd_client._load.shared_read.node_group import NodeGroup, NodeReaders, Plan
 from ckptd_client._load.shared_read.peer_exchange import PeerExchange
 from ckptd_client._load.shared_read.schedule import Blocks
 
@@ -30,14 +31,39 @@ class Met(NamedTuple):
     addresses: Mapping[int, ExchangeAddress]  # of the nodes that send to it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Participants:
-    """The ranks of this node, and how its first rank finds other nodes. host: of this node, as others reach it."""
+    """The ranks of this node, and how its first rank finds other nodes, for one read.
+
+    host: of this node, as others reach it. decided: whether this rank has begun to read, or has declined to.
+    """
 
     job: JobKey
     here: NodeReaders
     host: str = ""
     find_place: FindPlace = field(default=lambda _own: PlaceKnown(reply_to=0))
+    decided: bool = False
+
+    def open(self, blocks: Blocks, mark: bytes) -> NodeGroup | None:
+        """The group of this node's ranks, as NodeReaders.open gives it."""
+        self.decided = True
+        group = self.here.open(blocks, mark)
+        if group is None:
+            self._decline_to_nodes()
+        return group
+
+    def decline(self) -> None:
+        """This rank does not take part: no other waits for it. Nothing once the read has begun."""
+        if not self.decided:
+            self.decided = True
+            self.here.decline()
+            self._decline_to_nodes()
+
+    def _decline_to_nodes(self) -> None:
+        """Nodes that would wait for this node's address learn that it has none."""
+        if self.here.is_leader:
+            with contextlib.suppress(CkptdError):
+                self.find_place(None)
 
     def open_exchange(self, integrity: Integrity) -> PeerExchange | None:
         """This node's exchange, which the caller closes; None without a port."""
@@ -45,6 +71,7 @@ class Participants:
             return PeerExchange(self.host, self.job, integrity)
         except OSError as error:
             log.warning("ckptd: no port at %s to read the store together with other nodes: %s", self.host, error)
+            self._decline_to_nodes()
             return None
 
     def meet(self, exchange: PeerExchange, wants: bytes, blocks: Blocks) -> Met | None:
@@ -59,6 +86,17 @@ class Participants:
             return None
         place = Place(found.number, found.count)
         return Met(found.number, *exchange.meet(place, found.parent, wants, blocks, self.here.save))
+
+
+@contextlib.contextmanager
+def leaving_on_error(participants: Participants | None) -> Iterator[None]:
+    """What fails before the read keeps no other rank waiting for this one."""
+    try:
+        yield
+    except BaseException:
+        if participants is not None:
+            participants.decline()
+        raise
 
 
 FindParticipants = Callable[[SaveId], Participants | None]  # of a checkpoint, this rank included

@@ -59,8 +59,7 @@ def _copy_together(  # noqa: PLR0913, PLR0917
     integrity: Integrity,
 ) -> set[int]:
     """Copies out blocks that several members want and returns their numbers. stack: closed when this rank is done."""
-    here = participants.here
-    group = here.open(blocks, digest(b"".join(record.digests for record in records)))
+    group = participants.open(blocks, digest(b"".join(record.digests for record in records)))
     if group is None:
         return set()
     exchange = participants.open_exchange(integrity) if group.is_leader else None
@@ -71,10 +70,12 @@ def _copy_together(  # noqa: PLR0913, PLR0917
     def meet(wants: bytes) -> Plan:
         met = participants.meet(exchange, wants, blocks) if exchange is not None else None
         if met is not None:
-            senders.append(Senders(participants.job, here.save, met.number, met.addresses, integrity))
+            senders.append(Senders(participants.job, participants.here.save, met.number, met.addresses, integrity))
         return met.plan if met is not None else Plan()
 
     if not group.join(numbers, meet):
+        if exchange is not None:
+            exchange.close()  # before this rank reads alone: other nodes do not wait for it
         return set()
     stack.callback(group.leave)  # whatever fails here, no member waits for this rank
     files = _OpenImages(open_source)

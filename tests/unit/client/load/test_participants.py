@@ -1,7 +1,21 @@
-"""The name of a read that all ranks of a job make, which their nodes must give alike."""
+"""Ranks that read one checkpoint together: how they name the read, and what a rank says that takes no part in it."""
 
-from ckptd.shared.base.ids import SaveId
-from ckptd_client._load.shared_read.participants import all_ranks
+import threading
+import time
+
+import pytest
+import torch
+
+from ckptd.shared.base.errors import DamagedError, MismatchError
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.protocol.messages import PlaceKnown
+from ckptd_client._load.foreign.load_from import load_from
+from ckptd_client._load.rounds import read_checkpoint
+from ckptd_client._load.shared_read.node_group import NodeReaders
+from ckptd_client._load.shared_read.participants import Participants, all_ranks
+from ckptd_client._load.shared_read.schedule import Blocks
+from ckptd_client._local.rank import Group
+from tests.checkpoints import write_checkpoint
 from tests.runs import RUN
 
 SAVE = SaveId(1, 1, 1, RUN)
@@ -14,3 +28,67 @@ def test_the_reads_of_a_job_are_counted_for_that_job(join, job):
         client._link.nodes = 2
     names = [all_ranks(client._link, client._link.ask)(SAVE).here.read for client in (one, one, two, one)]
     assert names == ["all.1", "all.2", "all.1", "all.3"]
+
+
+class Other:
+    """Rank 1 of a node, which joins; rank 0 is that of the test, the first of the node."""
+
+    def __init__(self, directory):
+        directory.mkdir()
+        self.directory, self.exchanges = directory, []
+        self.thread = threading.Thread(target=self.join)
+        self.thread.start()
+
+    def readers(self, rank):
+        return NodeReaders(str(self.directory), "s", SAVE, (0, 1), rank, "all.1")
+
+    def join(self):
+        began = time.monotonic()
+        self.readers(1).open(Blocks([8]), b"").join({0})
+        self.waited_s = time.monotonic() - began
+
+    def find_place(self, exchange):
+        self.exchanges.append(exchange)
+        return PlaceKnown(reply_to=1)
+
+    def participants(self):
+        return Participants(JobKey("/s", "j"), self.readers(0), "127.0.0.1", self.find_place)
+
+    def check_that_it_did_not_wait(self):
+        self.thread.join()
+        assert self.waited_s < 2.0
+        assert self.exchanges == [None]  # other nodes do not wait for an address of this node either
+        assert list(self.directory.iterdir()) == []
+
+
+@pytest.fixture
+def other(tmp_path):
+    return Other(tmp_path / "arena")
+
+
+def test_a_rank_whose_checkpoint_cannot_be_opened_keeps_no_other_waiting(other, tmp_path):
+    with pytest.raises(DamagedError):
+        read_checkpoint(str(tmp_path / "none"), {}, group=Group(0, 2, "s"), participants=other.participants())
+    other.check_that_it_did_not_wait()
+
+
+def test_a_rank_that_needs_its_own_image_alone_keeps_no_other_waiting(other, tmp_path):
+    states = [{"w": torch.arange(4.0) + rank} for rank in range(2)]
+    found = write_checkpoint(tmp_path / "store", states)
+    state = {"w": torch.zeros(4)}
+    read_checkpoint(str(found), state, group=Group(0, 2, "s"), participants=other.participants())
+    assert torch.equal(state["w"], states[0]["w"])
+    other.check_that_it_did_not_wait()
+
+
+def test_a_rank_whose_state_does_not_fit_keeps_no_other_waiting(other, tmp_path):
+    found = write_checkpoint(tmp_path / "store", [{"w": torch.zeros(4)}])
+    with pytest.raises(MismatchError):
+        load_from(str(found), {"w": torch.zeros(5)}, Group(0, 2, "s"), participants=lambda _: other.participants())
+    other.check_that_it_did_not_wait()
+
+
+def test_a_rank_without_memory_for_the_group_keeps_no_other_waiting(other):
+    taking, blocks = other.participants(), Blocks([1 << 62])  # more than there can be
+    assert taking.open(blocks, b"") is None
+    other.check_that_it_did_not_wait()

@@ -108,6 +108,16 @@ def test_a_parent_without_a_port_is_none():
     assert found[2].count == 2
 
 
+def test_a_node_that_does_not_take_part_says_so_without_a_wait_for_its_parent(monkeypatch):
+    monkeypatch.setattr(read_tree, "FANOUT", 2)
+    cluster = a_job_on_the_store("abcd", lost="")
+    early = places(cluster, [3], "all.1")
+    (place,) = told(cluster, places(cluster, [2], "all.1", mute={2})).values()
+    assert place is not None
+    assert (place.count, place.parent) == (0, None)
+    assert (told(cluster, early)[3].count, told(cluster, early)[3].parent) == (4, None)
+
+
 def test_a_rank_that_reads_memory_takes_part_in_no_read():
     cluster = a_job_on_the_store("aabb", lost="")
     answers = told(cluster, cluster.ask())
