@@ -18,7 +18,12 @@ TIMEOUT_S: Final = 20.0
 # is dear.
 _SURE_NBYTES: Final = 2 << 20
 _WAKE_NBYTES: Final = 192 << 10
+_NAMES: Final = {wire.PARITY: "its parity", wire.SUMMARY: "a receipt", wire.ORDERS: "orders", wire.LEAVE: "a receipt"}
 _counters = itertools.count(1)  # one for all links of this process: no two connections ever have the same
+
+
+class TurnedAwayError(PeerError):
+    """The other side hung up at the hello. It may take a connection a moment later."""
 
 
 class Address(NamedTuple):
@@ -77,8 +82,11 @@ class Connection:
             if sockets.receive(self._socket, welcome) < len(welcome):
                 raise self._gone(
                     "hung up at the hello: it does not know this link (any more), has no room for another connection, "
-                    f"or other integrity settings than this one ({self._integrity.label})"
+                    f"or other integrity settings than this one ({self._integrity.label})",
+                    TurnedAwayError,
                 )
+        except ConnectionResetError:  # with this hello unread
+            raise self._gone("reset the connection at the hello", TurnedAwayError) from None
         except OSError as error:
             raise self._failed(error) from None
         if not hmac.compare_digest(welcome, expected):
@@ -205,8 +213,8 @@ class Connection:
         said = "".join(char if char.isprintable() else "?" for char in said)  # it goes into logs and onto terminals
         return PeerError(f"node {self.node}: {said}")
 
-    def _gone(self, what: str) -> PeerError:
-        return PeerError("cancelled" if self._cancel.cancelled else f"node {self.node} {what}")
+    def _gone(self, what: str, kind: type[PeerError] = PeerError) -> PeerError:
+        return PeerError("cancelled") if self._cancel.cancelled else kind(f"node {self.node} {what}")
 
     def _failed(self, error: OSError) -> PeerError:
         if isinstance(error, BlockingIOError):
@@ -215,4 +223,4 @@ class Connection:
 
 
 def _what(asked: wire.Range) -> str:
-    return "its parity" if asked.rank == wire.PARITY else f"rank {asked.rank} at {asked.offset}"
+    return _NAMES.get(asked.rank, f"rank {asked.rank} at {asked.offset}")

@@ -38,6 +38,17 @@ class Cancel:
             raise PeerError("cancelled")
 
     @contextlib.contextmanager
+    def limited(self, seconds: float) -> Iterator[None]:
+        """Cancels itself when the block takes longer."""
+        timer = threading.Timer(max(0.0, seconds), self.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    @contextlib.contextmanager
     def watching(self, watched: socket.socket) -> Iterator[None]:
         """The socket's calls end when it is cancelled. Raises PeerError when it was already."""
         with self._lock:

@@ -35,7 +35,13 @@ MAX_ASK_NBYTES: Final = 1 << 20
 MAX_RANGES: Final = 4096
 MAX_FRAME_NBYTES: Final = 16 << 20
 MAX_FAIL_NBYTES: Final = 4096
-PARITY: Final = -1  # in place of a rank: the parity file
+# In place of a rank. Of a daemon:
+PARITY: Final = -1  # the parity file
+# Of a rank that reads a checkpoint together with other nodes, asked by a node below it or one that it sends to:
+SUMMARY: Final = -2  # said is a part of what a subtree wants, from the range's offset on; no bytes come back
+ORDERS: Final = -3  # its length (u64), then the orders for that subtree
+LEAVE: Final = -4  # the subtree reads without the asker's parent; no bytes come back
+PAUSE: Final = -5  # the connection ends, and the node still wants blocks; no bytes come back
 
 DATA: Final = b"DATA"
 DONE: Final = b"DONE"
@@ -43,13 +49,13 @@ FAIL: Final = b"FAIL"
 
 
 class Range(msgspec.Struct, array_like=True, frozen=True):
-    """Bytes of a segment, up to the end of its tail, or of the parity (rank PARITY). One frame answers it.
+    """Bytes of a segment, up to the end of its tail, or of what rank names in its place. One frame answers it.
 
     checked: the server answers for them: it compares the whole block that they are of with its sealed digest, and the
     frame carries a digest of its own. Else the client compares, once the block is complete.
     """
 
-    rank: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_RANKS)]
+    rank: Annotated[int, msgspec.Meta(ge=PAUSE, lt=MAX_RANKS)]
     offset: Nbytes
     nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_FRAME_NBYTES)]
     checked: bool

@@ -17,7 +17,8 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -116,6 +117,7 @@ class NodeGroup:
         self._given_up = threading.Event()
         self._schedule: list[SharedBlock] = []
         self._plan = Plan()
+        self._going: dict[int, list[SharedBlock]] = {}  # to other nodes, at the first rank
         self._targets: dict[int, int] = {}  # other nodes that get blocks from here, and their positions
         self._lock = threading.Lock()  # of the targets, and of the state of this rank
 
@@ -134,9 +136,9 @@ class NodeGroup:
         """Blocks that other nodes send, by the node; at the first rank."""
         return {node: self._those(blocks) for node, blocks in self._plan.comes.items()}
 
-    def going(self, node: int) -> list[SharedBlock]:
+    def going(self, node: int) -> Sequence[SharedBlock]:
         """Blocks that another node gets from here; at the first rank."""
-        return self._those(self._plan.goes.get(node, ()))
+        return self._going.get(node, ())
 
     def _those(self, blocks: Collection[int]) -> list[SharedBlock]:
         some = set(blocks)
@@ -200,9 +202,9 @@ class NodeGroup:
         self._counters[self._layout.state(others)] = JOINED
 
     def _begin_targets(self) -> None:
-        firsts = {node: self.going(node) for node in self._plan.goes}
+        self._going = {node: self._those(blocks) for node, blocks in self._plan.goes.items()}
         with self._lock:
-            self._targets = {node: blocks[0].number for node, blocks in firsts.items() if blocks}
+            self._targets = {node: blocks[0].number for node, blocks in self._going.items() if blocks}
             self._publish_targets()
 
     def _bitmap(self, member: int, *, second: bool = False) -> memoryview:
@@ -286,6 +288,9 @@ class NodeGroup:
 
     def release(self, one: SharedBlock) -> None:
         """This rank has what it wants of this block and of all before it."""
+        if self.is_leader:
+            with self._lock:
+                self._publish_targets()
         self._counters[self._layout.position(self._index)] = one.number + 1
 
     def leave(self) -> None:
@@ -313,28 +318,31 @@ class NodeGroup:
             return None
         return self._good(one)
 
-    def sent(self, node: int, last: int) -> None:
-        """A request of the node was answered; last: number of the last block that it gets from here."""
-        with self._lock:
-            over = self._targets.get(node, LEFT) >= last
-        if over:
-            self.leave_for(node)
+    def sent(self, node: int, one: SharedBlock) -> None:
+        """The node has this block."""
+        due = self.going(node)
+        at = bisect_right(due, one.number, key=lambda later: later.number)
+        self._advance(node, due[at].number if at < len(due) else LEFT)
 
-    def leave_for(self, node: int) -> None:
-        """The node wants nothing more."""
-        self._advance(node, LEFT)
+    def leave_for(self, nodes: Iterable[int]) -> None:
+        """The nodes want nothing more; one that asks again, soon enough, gets it."""
+        with self._lock:
+            self._targets |= dict.fromkeys(self._targets.keys() & set(nodes), LEFT)
+            self._publish_targets()
 
     def _advance(self, node: int, number: int) -> bool:
-        """Sets the node's position; False if it has left, or others do not wait for it any more."""
+        """Sets the node's position; False if this rank has left, or the members do not wait for the node any more."""
         with self._lock:
-            position = self._targets.get(node, LEFT)
-            behind = position < self._counters[self._layout.lost(self._layout.ranks)]
-            self._targets[node] = LEFT if LEFT in {position, number} or behind else number
+            late = number < self._counters[self._layout.lost(self._layout.ranks)] or self._has_left(self._index)
+            self._targets[node] = LEFT if late else number
             self._publish_targets()
-            return position != LEFT and not behind
+            return not late
 
     def _publish_targets(self) -> None:
-        position = self._layout.position(self._layout.ranks)
+        """Nodes for which the members do not wait any more are behind: they delay no other block."""
+        lost, position = (of(self._layout.ranks) for of in (self._layout.lost, self._layout.position))
+        behind = [node for node, at in self._targets.items() if at < self._counters[lost]]
+        self._targets |= dict.fromkeys(behind, LEFT)
         self._counters[position] = min(self._targets.values(), default=LEFT)
 
     def wait_for_nodes(self) -> None:

@@ -15,6 +15,7 @@ from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 from ckptd_client._daemon.link import Link
 from ckptd_client._load.shared_read.node_group import NodeGroup, NodeReaders, Plan
 from ckptd_client._load.shared_read.peer_exchange import PeerExchange
+from ckptd_client._load.shared_read.plan import MAX_BLOCKS
 from ckptd_client._load.shared_read.schedule import Blocks
 
 log = logging.getLogger("ckptd_client")
@@ -76,6 +77,11 @@ class Participants:
 
     def meet(self, exchange: PeerExchange, wants: bytes, blocks: Blocks) -> Met | None:
         """Agrees with the other nodes; None: this one reads alone. wants: the bitmap of its blocks. Blocks."""
+        if blocks.total > MAX_BLOCKS:
+            log.warning("ckptd: %d blocks, more than %d: each node reads by itself", blocks.total, MAX_BLOCKS)
+            exchange.refuse()
+            self._decline_to_nodes()
+            return None
         try:
             found = self.find_place(exchange.address)
         except CkptdError as error:

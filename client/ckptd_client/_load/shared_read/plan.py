@@ -1,4 +1,4 @@
-"""Who has each block from whom, when nodes of a tree read a checkpoint on the store together. Pure.
+"""From which node each node has each block, when nodes of a tree read a checkpoint on the store together. Pure.
 
 A column has, for each block of the checkpoint, the number of the node of some subtree that has it first, NONE where no
 node there wants it. A node's own column has its own number. The parent of several subtrees joins their columns: where
@@ -22,7 +22,11 @@ from ckptd.shared.protocol.read_tree import FANOUT, MAX_READERS, ExchangeAddress
 Ints = npt.NDArray[np.int32]
 SENDS: Final = 4  # nodes to which a node sends a block, for each level of the tree at which it has it first
 NONE: Final = -1
-MAX_BLOCKS: Final = 1 << 24
+MAX_BLOCKS: Final = 1 << 24  # of a checkpoint that nodes read together
+_LEVELS: Final = 4  # of a tree of MAX_READERS
+# For one block, and all edges that the nodes above make: the subtree gets it once, and sends it at each level.
+_MAX_EDGES: Final = 1 + SENDS * _LEVELS
+_ADDRESS_NBYTES: Final = 320  # of a node's number and address, packed
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=MAX_READERS)]
 
 
@@ -127,6 +131,11 @@ class Summary:
         """Its bytes."""
         return _pack([self.column], {int(n): self.addresses[int(n)] for n in np.unique(self.column) if n != NONE})
 
+    @staticmethod
+    def most_nbytes(total: int, nodes: int) -> int:
+        """The most that pack gives for a subtree of so many nodes."""
+        return _most_nbytes(total, nodes)
+
     @classmethod
     def unpack(cls, raw: bytes, total: int, nodes: range) -> Self:
         """That of the subtree of these nodes. Raises ValueError, msgspec.ValidationError."""
@@ -150,10 +159,15 @@ class Orders:
         inside = (nodes.start <= edges.target) & (edges.target < nodes.stop)
         return _pack(edges, {int(n): self.addresses[int(n)] for n in np.unique(edges.source[inside])})
 
+    @staticmethod
+    def most_nbytes(total: int, nodes: int) -> int:
+        """The most that pack_for gives in a tree of so many nodes."""
+        return _most_nbytes(3 * _MAX_EDGES * total, nodes)
+
     @classmethod
     def unpack(cls, raw: bytes, total: int) -> Self:
         """Raises ValueError, msgspec.ValidationError."""
-        columns, addresses = _unpack(raw, 3, 3 * FANOUT * total)
+        columns, addresses = _unpack(raw, 3, 3 * _MAX_EDGES * total)
         edges = Edges(*columns)
         if len(edges.block) and not 0 <= int(edges.block.min()) <= int(edges.block.max()) < total:
             raise ValueError("edges of other blocks")
@@ -163,6 +177,10 @@ class Orders:
 def _pack(columns: Sequence[Ints], addresses: dict[int, ExchangeAddress]) -> bytes:
     numbers = np.concatenate(columns).astype("<i4").tobytes()
     return msgspec.msgpack.encode(_Packed(zlib.compress(numbers, 1), addresses))
+
+
+def _most_nbytes(numbers: int, nodes: int) -> int:
+    return 4 * numbers + 4 * numbers // 1000 + 64 + nodes * _ADDRESS_NBYTES  # zlib adds less to what it cannot compress
 
 
 def _unpack(raw: bytes, columns: int, most: int) -> tuple[list[Any], dict[int, ExchangeAddress]]:

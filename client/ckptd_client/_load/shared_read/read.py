@@ -13,8 +13,8 @@ from ckptd.shared.format.manifest import FileRecord
 from ckptd_client._load.reader import Buffer, Pieces, Source, Target, copy_blocks, pieces_of
 from ckptd_client._load.shared_read.node_group import NodeGroup, Plan
 from ckptd_client._load.shared_read.participants import Participants
-from ckptd_client._load.shared_read.peer_exchange import Senders
 from ckptd_client._load.shared_read.schedule import Blocks, SharedBlock
+from ckptd_client._load.shared_read.senders import Senders
 from ckptd_client._local.destination import deliver
 
 _READERS = 4  # reads in flight

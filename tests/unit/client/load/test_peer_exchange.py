@@ -5,13 +5,16 @@ import gc
 import os
 import queue
 import threading
+import time
 
+import numpy as np
 import pytest
 
 from ckptd.shared.base.errors import DamagedError, PeerError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.bulk import wire
 from ckptd.shared.bulk.client import Address, Connection
+from ckptd.shared.bulk.server import BulkServer
 from ckptd.shared.bulk.sockets import Cancel
 from ckptd.shared.files.mapping import Mapping
 from ckptd.shared.format.digest import BLOCK_NBYTES
@@ -19,14 +22,15 @@ from ckptd.shared.format.integrity import XXH3, Keyed
 from ckptd.shared.format.manifest import FileRecord
 from ckptd.shared.protocol import read_tree
 from ckptd.shared.protocol.messages import PlaceKnown
-from ckptd.shared.protocol.read_tree import Place
+from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 from ckptd.shared.stores.directory import OpenedFile
 from ckptd_client._load.reader import Piece, Source, Target
 from ckptd_client._load.shared_read import node_group, peer_exchange, plan
-from ckptd_client._load.shared_read.node_group import NodeReaders
+from ckptd_client._load.shared_read.node_group import NodeReaders, Plan
+from ckptd_client._load.shared_read.parent import Parent
 from ckptd_client._load.shared_read.participants import Participants
 from ckptd_client._load.shared_read.peer_exchange import PeerExchange
-from ckptd_client._load.shared_read.plan import Orders, Summary, column_of
+from ckptd_client._load.shared_read.plan import Summary, column_of
 from ckptd_client._load.shared_read.read import copy_out_together
 from ckptd_client._load.shared_read.schedule import Blocks
 from tests.runs import RUN
@@ -284,48 +288,187 @@ def test_a_connection_that_ends_in_the_middle_costs_what_was_still_to_come(check
     assert set(job.got) == {(0, 0), (1, 0)}
 
 
-def test_who_lacks_the_secret_or_asks_for_another_job_gets_nothing():
-    exchange = PeerExchange("127.0.0.1", JOB)
-    good, met = exchange.address, []
-    blocks = Blocks([3, 3])
-    thread = threading.Thread(target=lambda: met.append(exchange.meet(Place(0, 2), None, b"\x01", blocks, SAVE)))
+PAIR = Place(0, 2)
+
+
+@contextlib.contextmanager
+def met(place=PAIR, total=2, wants=b"\x01", parent=None):
+    """An exchange that meets others as a node of the tree, and where its plan appears."""
+    exchange, found = PeerExchange("127.0.0.1", JOB), []
+    blocks = Blocks([3] * total)
+    thread = threading.Thread(target=lambda: found.append(exchange.meet(place, parent, wants, blocks, SAVE)))
     thread.start()
-
-    def ask(job, link, said):
-        address = Address(good.host, good.port, link, good.secret)
-        with contextlib.closing(Connection("n", address, Cancel(), timeout_s=5)) as connection:
-            connection.ask(job, SAVE, 0, [wire.Range(wire.PARITY, 0, 8, checked=True)], said=said)
-            length = bytearray(8)
-            connection.receive(memoryview(length))
-            raw = bytearray(int.from_bytes(length, "little"))
-            connection.ask(job, SAVE, 0, [wire.Range(wire.PARITY, 8, len(raw), checked=True)])
-            connection.receive(memoryview(raw))
-            return Orders.unpack(bytes(raw), 2)
-
-    theirs = Summary(column_of(1, b"\x03", 2), {1: good}).pack()
     try:
-        with pytest.raises(PeerError):
-            Connection("n", Address(good.host, good.port, "1", bytes(32)), Cancel(), timeout_s=3)
-        for job, link, said, told in [
-            (JobKey("/store", "other"), "1.child", theirs, "is not the one"),
-            (JOB, "2.child", theirs, "is no child"),
-            (JOB, "x.child", theirs, "is no link"),
-            (JOB, "1", theirs, "is no link"),
-            (JOB, "1.child", b"junk", "another read"),
-        ]:
-            with pytest.raises(PeerError, match=told):
-                ask(job, link, said)
-        orders = ask(JOB, "1.child", theirs)
+        yield exchange, found, thread
     finally:
         exchange.close()
         thread.join()
-    ((plan, addresses),) = met
+
+
+def child_of(good, link="1.child", secret=None):
+    return contextlib.closing(
+        Connection("n", Address(good.host, good.port, link, secret or good.secret), Cancel(), timeout_s=5)
+    )
+
+
+def send(connection, what, offset=0, said=b"", job=JOB):
+    connection.ask(job, SAVE, 0, [wire.Range(what, offset, 0, checked=False)], said=said)
+    connection.receive(memoryview(b""))
+
+
+def test_a_node_without_the_secret_or_of_another_job_gets_nothing():
+    theirs = Summary(column_of(1, b"\x03", 2), {1: ExchangeAddress("h", 1, bytes(32))}).pack()
+    with met() as (exchange, found, thread):
+        good = exchange.address
+        with pytest.raises(PeerError), child_of(good, secret=bytes(32)):
+            pass
+        for job, link, what, offset, said, reason in [
+            (JobKey("/store", "other"), "1.child", wire.SUMMARY, 0, theirs, "is not the one"),
+            (JOB, "2.child", wire.SUMMARY, 0, theirs, "is no child"),
+            (JOB, "x.child", wire.SUMMARY, 0, theirs, "is no link"),
+            (JOB, "1", wire.SUMMARY, 0, theirs, "is no link"),
+            (JOB, "1", wire.LEAVE, 0, b"", "is no link"),
+            (JOB, "1.child", wire.PAUSE, 0, b"", "is no link"),
+            (JOB, "1.child", wire.SUMMARY, 9, theirs, "another read"),
+            (JOB, "1.child", wire.SUMMARY, 0, bytes(1 << 19), "another read"),
+        ]:
+            with pytest.raises(PeerError, match=reason), child_of(good, link) as connection:
+                send(connection, what, offset, said, job)
+        with child_of(good) as connection:
+            send(connection, wire.SUMMARY, 0, b"junk")
+            connection.ask(JOB, SAVE, 0, [wire.Range(wire.ORDERS, 0, 8, checked=True)])
+            with pytest.raises(PeerError, match="another read"):
+                connection.receive(memoryview(bytearray(8)))
+        parent = Parent(JOB, SAVE, Place(1, 2), good, XXH3)
+        orders = parent.ask(Summary.unpack(theirs, 2, range(1, 2)), time.monotonic() + 5)
+        thread.join()
+        ((plan, addresses),) = found
     assert orders.edges.block.tolist() == [0]
     source = int(orders.edges.source[0])
     assert (plan.goes if source == 0 else plan.comes) == {1: [0]}
     assert addresses.keys() == {0, 1}
     assert "secret" not in repr(good)
     assert repr(good.secret) not in repr(good)
+
+
+def test_a_summary_of_any_size_reaches_the_parent(monkeypatch):
+    """Larger than an ask may be: it goes up in parts."""
+    monkeypatch.setattr(peer_exchange, "NODES_JOIN_S", 60.0)
+    total = 1 << 20
+    column = np.random.default_rng(0).integers(32, 64, total, dtype=np.int32)
+    addresses = {node: ExchangeAddress("h", node, bytes(32)) for node in range(32, 64)}
+    summary = Summary(column, addresses)
+    assert len(summary.pack()) > wire.MAX_ASK_NBYTES
+    with met(Place(0, 64), total, wants=b"\xff" * (total // 8)) as (exchange, found, thread):
+        for node in range(1, 32):
+            with child_of(exchange.address, f"{node}.child") as connection:
+                send(connection, wire.LEAVE)
+        orders = Parent(JOB, SAVE, Place(32, 64), exchange.address, XXH3).ask(summary, time.monotonic() + 60)
+        thread.join()
+    assert len(orders.edges.block) == total
+    assert found[0][1].keys() == {0, *addresses}
+
+
+def orders_of(nbytes, slow_s=0.0, served=None):
+    """A server in the place of a parent: orders that it says are so long, a byte at a time."""
+
+    class Orders:
+        nbytes = 1 << 40
+
+        def view(self, offset, wanted):
+            time.sleep(slow_s)
+            return memoryview(nbytes.to_bytes(8, "little"))[:wanted] if offset == 0 else memoryview(bytes(wanted))
+
+        def check(self, offset, wanted):
+            pass
+
+        def still(self):
+            return True
+
+    def opened(_link, ask, rank):
+        asked.append((rank, len(ask.ranges)))
+        if rank == wire.ORDERS:
+            return Orders()
+        return peer_exchange._Bytes(b"", ask.ranges[0].offset)
+
+    asked = []
+    secret = bytes(32)
+    server = BulkServer(opened, lambda _link: secret)
+    server.start()
+    return server, Parent(JOB, SAVE, Place(1, 2), ExchangeAddress("127.0.0.1", server.port, secret), XXH3), asked
+
+
+def test_orders_that_are_longer_than_the_plan_can_be_are_not_received(caplog):
+    """The length is what the other side says: no memory is taken for it."""
+    server, parent, asked = orders_of(1 << 40)
+    with contextlib.closing(server):
+        orders = parent.ask(Summary(column_of(1, b"\x03", 2), {1: parent.address}), time.monotonic() + 5)
+    assert len(orders.edges.block) == 0
+    assert "has orders of 1099511627776 bytes for 2 blocks, at most" in caplog.text
+    assert [one for one in asked if one[0] == wire.ORDERS] == [(wire.ORDERS, 1)]
+    assert asked[-1][0] == wire.LEAVE
+
+
+def test_a_parent_that_answers_too_slowly_costs_the_patience_in_all(caplog):
+    """Each answer is in time; all of them are not."""
+    server, parent, asked = orders_of(300 << 10, slow_s=1.5)
+    summary = Summary(column_of(1, bytes(1 << 10), 1 << 13), {1: parent.address})
+    began = time.monotonic()
+    with contextlib.closing(server):
+        orders = parent.ask(summary, began + 2.0)
+    assert time.monotonic() - began < 3.5
+    assert len(orders.edges.block) == 0
+    assert "gave no orders in 2 s" in caplog.text
+    assert asked[-1][0] == wire.LEAVE
+
+
+def test_a_parent_without_room_for_a_connection_is_asked_again(monkeypatch):
+    """A full server hangs up at the hello."""
+    turned_away = []
+    real = BulkServer._greet
+
+    def greet(self, connection):
+        if len(turned_away) < 3:
+            turned_away.append(connection)
+            raise PeerError("no room")
+        return real(self, connection)
+
+    monkeypatch.setattr(BulkServer, "_greet", greet)
+    with met() as (exchange, _, _):
+        theirs = Summary(column_of(1, b"\x03", 2), {1: exchange.address})
+        orders = Parent(JOB, SAVE, Place(1, 2), exchange.address, XXH3).ask(theirs, time.monotonic() + 5)
+    assert orders.edges.block.tolist() == [0]
+    assert len(turned_away) == 3
+
+
+def test_a_node_below_that_leaves_is_not_waited_for():
+    """Its summary was there, or not: the plan is made without it, at once."""
+    with met(place=Place(0, 3)) as (exchange, found, thread):
+        began = time.monotonic()
+        for link in ("1.child", "2.child"):
+            with child_of(exchange.address, link) as connection:
+                send(connection, wire.LEAVE)
+        thread.join()
+        assert time.monotonic() - began < 1.0
+        assert found[0][0] == Plan()
+
+
+def test_a_node_that_leaves_after_the_plan_was_made_delays_no_block(checkpoint, tmp_path, monkeypatch):
+    """Node 1 sends up what it wants, then loses patience with node 0 as that makes the plan."""
+    real = Parent._ask
+
+    def impatient(self, summary, cancel):
+        real(self, summary, cancel)
+        raise PeerError("no patience")
+
+    monkeypatch.setattr(Parent, "_ask", impatient)
+    monkeypatch.setattr(node_group, "_NODE_PATIENCE_S", 20.0)
+    monkeypatch.setattr(node_group, "_PATIENCE_S", 20.0)
+    job = Job(checkpoint, tmp_path, [[ALL, ALL], [ALL]])
+    began = time.monotonic()
+    job.run()
+    assert time.monotonic() - began < 10
+    assert job.failed == {}
 
 
 def test_an_exchange_that_is_closed_releases_its_node_group(checkpoint, tmp_path):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptd.shared.protocol.read_tree import FANOUT, ExchangeAddress, Place
+from ckptd_client._load.shared_read import plan as plan_module
 from ckptd_client._load.shared_read.plan import NONE, SENDS, Edges, Orders, Summary, column_of, join
 from ckptd_client._load.shared_read.schedule import bits_of
 
@@ -164,3 +165,22 @@ def test_the_tree_reaches_every_node_once(count):
     assert max(map(len, children)) <= (FANOUT - 1) * len(Place(0, count).levels)
     sizes = list(accumulate(len(below) for level in Place(0, count).levels for below in level))
     assert (sizes[-1] if sizes else 0) == count - 1
+
+
+@pytest.mark.parametrize("nodes", [2, 40, 1100])
+def test_no_summary_and_no_orders_are_longer_than_the_other_side_takes(nodes):
+    """Numbers that cannot be compressed, and hosts as long as they may be."""
+    total, random = 400, np.random.default_rng(nodes)
+    wants = [set(random.permutation(total)[: total * 9 // 10].tolist()) for _ in range(nodes)]
+    columns = [column_of(node, bits_of(blocks, total), total) for node, blocks in enumerate(wants)]
+    sizes, place = np.full(total, FULL, np.int32), Place(0, nodes)
+    addresses = {node: ExchangeAddress("h" * 255, 65535, bytes(32)) for node in range(nodes)}
+    _, edges = plan(wants, sizes)
+    for subtree in (one for level in place.levels for one in level):
+        column = join([columns[node] for node in subtree[:32]], sizes)[0]
+        assert len(Summary(column, addresses).pack()) <= Summary.most_nbytes(total, len(subtree))
+        inner = np.array([subtree.start <= source < subtree.stop for source in edges.source.tolist()])
+        inner &= np.array([subtree.start <= target < subtree.stop for target in edges.target.tolist()])
+        above = Orders(Edges(*(column[~inner] for column in edges)), addresses)
+        assert len(above.edges.touching(subtree).block) <= plan_module._MAX_EDGES * total
+        assert len(above.pack_for(subtree)) <= Orders.most_nbytes(total, nodes)
