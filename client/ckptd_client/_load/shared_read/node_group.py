@@ -319,10 +319,10 @@ class NodeGroup:
         return self._good(one)
 
     def sent(self, node: int, one: SharedBlock) -> None:
-        """The node has this block."""
+        """This block is on its way to the node. After the last one the node hangs up: it has all."""
         due = self.going(node)
         at = bisect_right(due, one.number, key=lambda later: later.number)
-        self._advance(node, due[at].number if at < len(due) else LEFT)
+        self._advance(node, due[at].number if at < len(due) else LEFT - 1)
 
     def leave_for(self, nodes: Iterable[int]) -> None:
         """The nodes want nothing more; one that asks again, soon enough, gets it."""

@@ -9,6 +9,7 @@ import contextlib
 import heapq
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -75,7 +76,7 @@ class Senders:
 
     def _receive(self, turns: "Turns", group: NodeGroup, blocks: Blocks, check: Check, fill: Fill) -> None:
         while (turn := turns.take()) is not None:
-            node, one = turn
+            node, one, is_last = turn
 
             def read(buffer: Buffer, node: int = node, one: SharedBlock = one) -> None:
                 if not self._has_sent(node, one, buffer.view[: blocks.nbytes(one.block)], blocks, check):
@@ -85,6 +86,8 @@ class Senders:
                 with contextlib.suppress(CkptdError, OSError):
                     group.fill(one, read)
             finally:
+                if is_last:  # the node need not wait for what else this one wants
+                    self._end(node)
                 turns.done(node)
 
     def _has_sent(self, node: int, one: SharedBlock, view: memoryview, blocks: Blocks, check: Check) -> bool:
@@ -139,6 +142,12 @@ class Senders:
             one.pause()
             self._drop(one)
 
+    def _end(self, node: int) -> None:
+        with self._lock:
+            sender = self._idle.pop(node, None)
+        if sender is not None:
+            self._drop(sender)
+
     def _drop(self, sender: "_Sender") -> None:
         sender.close()
         with self._lock:
@@ -152,7 +161,7 @@ class Turns:
     """
 
     def __init__(self, coming: Mapping[int, Sequence[SharedBlock]]) -> None:
-        self._left = {node: iter(blocks) for node, blocks in coming.items()}
+        self._left = {node: deque(blocks) for node, blocks in coming.items()}
         self._heads: list[tuple[int, int, SharedBlock]] = []  # a heap: number, node, block
         self._busy = 0
         self._changed = threading.Condition()
@@ -161,19 +170,19 @@ class Turns:
         self.nodes = len(self._heads)
 
     def _push(self, node: int) -> None:
-        one = next(self._left[node], None)
-        if one is not None:
+        if self._left[node]:
+            one = self._left[node].popleft()
             heapq.heappush(self._heads, (one.number, node, one))
 
-    def take(self) -> tuple[int, SharedBlock] | None:
-        """The node and the block; None: all are taken. Blocks while all nodes that have blocks left are busy."""
+    def take(self) -> tuple[int, SharedBlock, bool] | None:
+        """The node, the block, whether it is its last; None: all are taken. Blocks while nodes with more are busy."""
         with self._changed:
             self._changed.wait_for(lambda: self._heads or not self._busy)
             if not self._heads:
                 return None
             self._busy += 1
             _, node, one = heapq.heappop(self._heads)
-            return node, one
+            return node, one, not self._left[node]
 
     def done(self, node: int) -> None:
         """The block that was taken of the node is received, or never will be."""

@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from ckptd.shared.protocol.messages import PlaceKnown
 from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 from ckptd.shared.stores.directory import OpenedFile
 from ckptd_client._load.reader import Piece, Source, Target
-from ckptd_client._load.shared_read import node_group, peer_exchange, plan
+from ckptd_client._load.shared_read import node_group, peer_exchange, plan, senders
 from ckptd_client._load.shared_read.node_group import NodeReaders, Plan
 from ckptd_client._load.shared_read.parent import Parent
 from ckptd_client._load.shared_read.participants import Participants
@@ -240,6 +241,32 @@ def test_the_place_of_a_source_that_fails_is_taken_by_one_that_it_sends_to(check
     assert len(checkpoint.read) <= len(places) * (1 + plan.SENDS)
 
 
+@pytest.mark.parametrize(("streams", "most_open"), [(1, 32), (2, 0), (8, 1)])
+def test_few_threads_and_connections_receive_from_many_nodes(tmp_path, monkeypatch, streams, most_open):
+    """Each node gets its blocks of up to seven others; no order in which they come holds up another."""
+    monkeypatch.setattr(senders, "_STREAMS", streams)
+    monkeypatch.setattr(senders, "_MOST_OPEN", most_open)
+    (tmp_path / "store").mkdir()
+    images = Checkpoint(tmp_path / "store", sizes=(40,) * 60)
+    threads, idle, sources = set(), [], set()
+    real = senders.Senders._put_back
+
+    def put_back(self, sender):
+        threads.add((id(self), threading.current_thread().name))
+        sources.add((self._number, sender.node))
+        real(self, sender)
+        idle.append(len(self._idle))
+
+    monkeypatch.setattr(senders.Senders, "_put_back", put_back)
+    job = Job(images, tmp_path, [[tuple(range(60))]] * 8)
+    job.run()
+    assert job.failed == {}
+    assert len(images.read) == len(set(images.read)), images.read
+    assert max(Counter(one for one, _ in threads).values()) <= streams
+    assert max(idle) <= most_open
+    assert max(Counter(node for node, _ in sources).values()) > streams or streams == 8
+
+
 @pytest.mark.parametrize("place", [(0, 1), (2, 0)])
 def test_a_block_that_is_damaged_on_the_store_fails_every_rank_that_wants_it(checkpoint, tmp_path, place):
     rank, index = place
@@ -286,6 +313,8 @@ def test_a_connection_that_ends_in_the_middle_costs_what_was_still_to_come(check
     job.run()
     assert job.failed == {}
     assert set(job.got) == {(0, 0), (1, 0)}
+    if cut == "client":  # it asks once more, over a new connection
+        assert len(checkpoint.read) == len(set(checkpoint.read)), checkpoint.read
 
 
 PAIR = Place(0, 2)
