@@ -63,8 +63,7 @@ class JobNode:
         self.readers = Readers(job, node, self.ranks, self.membership)
         self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report, self.readers)
         self._client_started = policy.client_started
-        self._alone = LeftAlone(policy)
-        self.notice = Notice(job)
+        self._alone, self.notice = LeftAlone(policy), Notice(job)
         self._world_size = 0  # of the session that is in
         self.foreign = ForeignMemory(job, policy, self.slots, self.slot_retention, self.protection)
         fetching = (self.fetching, self.gathering)
