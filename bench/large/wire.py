@@ -13,7 +13,7 @@ from ckptd.core import events as ev
 from ckptd.peers.keep_alive import KeepAlive
 from ckptd.peers.keys import KeyPair, make_keys
 from ckptd.peers.link import KEEPALIVES, Link
-from ckptd.peers.links import Links
+from ckptd.peers.links import PeerLinks
 from ckptd.peers.meetings import Meetings
 from ckptd.peers.packets import Answered, Ask, Envelope, Packet, decode_envelope, wrap
 from ckptd.peers.remote import Remote
@@ -24,7 +24,7 @@ _LOOK_S = 0.05  # between two looks at what is due
 _MAX_SOCKETS = 1 << 16
 
 
-class MemberLinks(Links):
+class MemberLinks(PeerLinks):
     """Of one member to real daemons."""
 
     def __init__(self, wire: "Wire", node: str, timeout_s: float) -> None:
@@ -39,8 +39,8 @@ class MemberLinks(Links):
     def _make_remote(self, peer: Peer, link: Link) -> Remote:
         return Remote(self._wire.context, peer, self._wire.keys, link)
 
-    def _transmit(self, remote: Remote, packet: Packet) -> None:
-        remote.transmit(wrap(packet, self._node, remote.peer.node, ""))
+    def _transmit(self, remote: Remote, packet: Packet) -> bool:
+        return remote.transmit(wrap(packet, self._node, remote.peer.node, ""))
 
     def _admit(self, key: str) -> None:
         pass

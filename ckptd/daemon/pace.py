@@ -13,7 +13,7 @@ LONG_S = 0.05
 _SAY_AGAIN_S = 10.0
 
 
-class Turns(Protocol):
+class TurnWatch(Protocol):
     """Who must know when the loop is at work."""
 
     def turn_begins(self) -> None:
@@ -26,7 +26,7 @@ class Turns(Protocol):
 class Pace:
     """``long`` counts turns above LONG_S since the start; ``longest_s`` is the longest of all."""
 
-    def __init__(self, plane: Turns, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, plane: TurnWatch, clock: Callable[[], float] = time.monotonic) -> None:
         self._plane = plane
         self._clock = clock
         self.long = 0

@@ -12,7 +12,7 @@ import msgspec
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer, Topology
 
-Place = tuple[str, str]  # node and key
+NodeKey = tuple[str, str]  # node and key
 _LAST_S = 1.0  # packets of a link that rests are under way
 
 
@@ -26,9 +26,9 @@ class AddressBook:
         self._named: dict[JobKey, frozenset[str]] = {}  # these, and nodes outside that hold something
         self._left: dict[JobKey, frozenset[str]] = {}  # nodes that were named before
         self._keys: Counter[str] = Counter()  # sites may give one to many
-        self._jobs: dict[Place, dict[JobKey, None]] = {}
-        self._moved: dict[Place, str] = {}  # where a daemon says that it is; that counts for more than what others say
-        self._rested: dict[Place, float] = {}  # when the last link to it was over
+        self._jobs: dict[NodeKey, dict[JobKey, None]] = {}
+        self._moved: dict[NodeKey, str] = {}  # where a daemon says that it is: more than what others say
+        self._rested: dict[NodeKey, float] = {}  # when the last link to it was over
 
     def add(self, job: JobKey, peer: Peer) -> Peer | None:
         """Takes it into the job. Returns the peer that the node had there before, if any."""
@@ -58,27 +58,27 @@ class AddressBook:
         peers = list(self._peers.pop(job, {}).values())
         for peer in peers:
             self._drop(job, peer)
-        for of_job in (self._present, self._named, self._left, self._kept):
-            of_job.pop(job, None)
+        for table in (self._present, self._named, self._left, self._kept):
+            table.pop(job, None)
         return peers
 
     def _drop(self, job: JobKey, peer: Peer) -> None:
-        place = (peer.node, peer.key)
+        node_key = (peer.node, peer.key)
         self._keys[peer.key] -= 1
         if not self._keys[peer.key]:
             del self._keys[peer.key]
-        del self._jobs[place][job]
-        if not self._jobs[place]:
-            for of_place in (self._jobs, self._moved, self._rested):
-                of_place.pop(place, None)
+        del self._jobs[node_key][job]
+        if not self._jobs[node_key]:
+            for table in (self._jobs, self._moved, self._rested):
+                table.pop(node_key, None)
 
     def knows(self, key: str) -> bool:
         """Whether a daemon of that key may connect."""
         return key in self._keys
 
-    def jobs(self, place: Place) -> list[JobKey]:
+    def jobs(self, node_key: NodeKey) -> list[JobKey]:
         """Of this daemon, that one is in them, too. Empty: it is a stranger."""
-        return list(self._jobs.get(place, ()))
+        return list(self._jobs.get(node_key, ()))
 
     def count(self, job: JobKey) -> int:
         """How many it has."""
@@ -88,17 +88,17 @@ class AddressBook:
         """The job's peer of that node. From any thread."""
         return self._peers.get(job, {}).get(node)
 
-    def at(self, place: Place) -> Peer | None:
+    def at(self, node_key: NodeKey) -> Peer | None:
         """The peer of that node and key, where it is reached now."""
-        for job in self._jobs.get(place, ()):
-            peer = self._peers[job][place[0]]
-            endpoint = self._moved.get(place)
+        for job in self._jobs.get(node_key, ()):
+            peer = self._peers[job][node_key[0]]
+            endpoint = self._moved.get(node_key)
             return peer if endpoint is None else msgspec.structs.replace(peer, endpoint=endpoint)
         return None
 
-    def moved(self, place: Place, endpoint: str) -> None:
+    def moved(self, node_key: NodeKey, endpoint: str) -> None:
         """It is reached elsewhere now: it says so itself."""
-        self._moved[place] = endpoint
+        self._moved[node_key] = endpoint
 
     # --- links
 
@@ -116,13 +116,13 @@ class AddressBook:
         kept, peers = self._kept.get(job, frozenset()), self._peers.get(job, {})
         return list(peers.values()) if kept is None else [peers[node] for node in kept if node in peers]
 
-    def rested(self, place: Place, now: float) -> None:
+    def rested(self, node_key: NodeKey, now: float) -> None:
         """The link to it is over: neither end had use for it."""
-        self._rested[place] = now
+        self._rested[node_key] = now
 
-    def rests(self, place: Place, now: float) -> bool:
+    def rests(self, node_key: NodeKey, now: float) -> bool:
         """Whether that was a moment ago, so that its last packets may come. Later ones are of an end that missed it."""
-        return now < self._rested.get(place, -math.inf) + _LAST_S
+        return now < self._rested.get(node_key, -math.inf) + _LAST_S
 
     # --- topologies
 
@@ -135,6 +135,6 @@ class AddressBook:
         self._left[job] = left & peers.keys()
         return [peers[node] for node in self._left[job]]
 
-    def former(self, place: Place) -> list[JobKey]:
+    def former(self, node_key: NodeKey) -> list[JobKey]:
         """Jobs that have moved on to other nodes, and keep this one for what it still holds."""
-        return sorted(job for job in self.jobs(place) if place[0] not in self._present.get(job, (place[0],)))
+        return sorted(job for job in self.jobs(node_key) if node_key[0] not in self._present.get(job, (node_key[0],)))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from ckptd.core import events as ev
 from ckptd.core.actions import ToNode
-from ckptd.peers.address_book import AddressBook, Place
+from ckptd.peers.address_book import AddressBook, NodeKey
 from ckptd.peers.bulk_access import Guest, Offers
 from ckptd.peers.link import Down, Got, Link, Up
 from ckptd.peers.packets import (
@@ -56,7 +56,7 @@ _ASIDE_S = 60.0  # a link that is not kept, after a message
 _PATIENCE_S = 600.0  # with a silent peer that the job's present topology does not name
 
 
-class Links(abc.ABC):
+class PeerLinks(abc.ABC):
     """Nothing blocks; all but ``bulk_address`` and ``bulk_guest`` belongs to the loop's thread.
 
     What happens is kept as events for ``take_events``. ``unconnected``: remotes whose connection is to be made.
@@ -70,7 +70,7 @@ class Links(abc.ABC):
         self._clock = clock
         self._instance = self._new_end()
         self._book = AddressBook()
-        self._remotes: dict[Place, Remote] = {}  # those with a link
+        self._remotes: dict[NodeKey, Remote] = {}  # those with a link
         self.unconnected: deque[Remote] = deque()
         self._events: list[ev.Event] = []
         self._mail: list[Received] = []
@@ -117,7 +117,7 @@ class Links(abc.ABC):
             if self._book.is_kept(job, peer.node):
                 self._need(job, peer)
 
-    def keep(self, job: JobKey, topology: Topology, outside: tuple[Peer, ...]) -> None:
+    def keep(self, job: JobKey, topology: Topology, outside: tuple[Peer, ...] = ()) -> None:
         """Meets its peers, and those that hold something of the job outside of it, until they are long silent."""
         self.meet(job, (*topology.peers, *outside))
         for peer in self._book.present(job, topology, outside):
@@ -152,10 +152,10 @@ class Links(abc.ABC):
     def _link_to(self, peer: Peer) -> Remote:
         phase_s = len(self._remotes) // _IN_PHASE * _PHASE_S
         link = Link(instance=self._instance, timeout_s=self._timeout_s, new_end=self._new_end, phase_s=phase_s)
-        place = (peer.node, peer.key)
-        remote = self._remotes[place] = self._make_remote(peer, link)
+        node_key = (peer.node, peer.key)
+        remote = self._remotes[node_key] = self._make_remote(peer, link)
         remote.down_since = self._clock()
-        for job in self._book.jobs(place):
+        for job in self._book.jobs(node_key):
             self._share(remote, job)
         self.unconnected.append(remote)
         return remote
@@ -178,7 +178,7 @@ class Links(abc.ABC):
                 self._part(remote, job, tell=False)
 
     def _part_from_former(self, remote: Remote) -> None:
-        for job in self._book.former(remote.place):
+        for job in self._book.former(remote.node_key):
             self._book.remove(job, remote.peer.node)
             self._part(remote, job)
 
@@ -191,8 +191,8 @@ class Links(abc.ABC):
             self._close(remote)
 
     def _close(self, remote: Remote) -> None:
-        if self._remotes.get(remote.place) is remote:
-            del self._remotes[remote.place]
+        if self._remotes.get(remote.node_key) is remote:
+            del self._remotes[remote.node_key]
         self._offers.withdraw(remote)
         remote.closed = True
         remote.close()
@@ -256,18 +256,18 @@ class Links(abc.ABC):
 
     # --- packets and time
 
-    def _take_packet(self, place: Place, envelope: Envelope, now: float) -> Remote | None:
-        """The remote whose link took the packet; None when it was dropped. place: whose key signed for it."""
-        remote = self._remotes.get(place)
-        peer = remote.peer if remote is not None else self._book.at(place)
+    def _take_packet(self, node_key: NodeKey, envelope: Envelope, now: float) -> Remote | None:
+        """The remote whose link took the packet; None when it was dropped. node_key: whose key signed for it."""
+        remote = self._remotes.get(node_key)
+        peer = remote.peer if remote is not None else self._book.at(node_key)
         if peer is None or envelope.receiver != self._node:
             self.refused["sender" if peer is None else "receiver"] += 1
             return None
         if envelope.endpoint and envelope.endpoint != peer.endpoint:
-            self._book.moved(place, envelope.endpoint)
+            self._book.moved(node_key, envelope.endpoint)
             peer = self._at(peer)
         if remote is None:
-            if not envelope.packet.hello and self._book.rests(place, now):
+            if not envelope.packet.hello and self._book.rests(node_key, now):
                 return None  # the last of the link
             remote = self._link_to(peer)  # the other end has one, even if it broke here
         remote.move(peer.endpoint)
@@ -375,7 +375,7 @@ class Links(abc.ABC):
 
     def _rested(self, remote: Remote) -> None:
         self._events += remote.shared.rested()
-        self._book.rested(remote.place, self._clock())
+        self._book.rested(remote.node_key, self._clock())
         self._close(remote)
         for job, until in remote.shared.needed.items():  # it was on its way to say so
             self._need(job, remote.peer, until)
@@ -416,7 +416,7 @@ class Links(abc.ABC):
             peer = message.event.peer
         if message.job not in remote.jobs or not of_job:
             self.refused["job"] += 1
-        elif (peer.node, peer.key) != remote.place or message.node != remote.peer.node:
+        elif (peer.node, peer.key) != remote.node_key or message.node != remote.peer.node:
             self.refused["sender"] += 1
         else:
             self._events.append(message)

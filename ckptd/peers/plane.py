@@ -9,7 +9,7 @@ from ckptd.core import events as ev
 from ckptd.peers.identity import Identity
 from ckptd.peers.keep_alive import KeepAlive
 from ckptd.peers.link import KEEPALIVES, Link
-from ckptd.peers.links import ROUND_S, Links
+from ckptd.peers.links import ROUND_S, PeerLinks
 from ckptd.peers.meetings import Meetings
 from ckptd.peers.packets import Packet, decode_envelope, sentence, wrap
 from ckptd.peers.remote import Remote
@@ -23,7 +23,7 @@ _RECEIVE_MOST = 256  # per round of the loop
 _MAX_SOCKETS = 1 << 15
 
 
-class PeerPlane(Links):
+class PeerPlane(PeerLinks):
     """Owns its sockets. ``receive`` and ``tick`` return what has happened; no call is made from within another."""
 
     def __init__(self, identity: Identity, *, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -158,7 +158,7 @@ class PeerPlane(Links):
     def problems(self) -> list[str]:
         """What is wrong between daemons, and what to do, a line each. Nobody need do anything about former nodes."""
         now = self._clock()
-        current = [one for one in self._remotes.values() if len(self._book.former(one.place)) < len(one.jobs)]
+        current = [one for one in self._remotes.values() if len(self._book.former(one.node_key)) < len(one.jobs)]
         lines = [problem for remote in current if remote.shared.needed and (problem := remote.problem(now))]
         lines += [*self.meetings.problems(), *self._zap.problems(self._is_known, now)]
         if self._identity.problem and self._remotes:

@@ -53,7 +53,7 @@ class Remote:
         self._tried_at = 0.0
 
     @property
-    def place(self) -> tuple[str, str]:
+    def node_key(self) -> tuple[str, str]:
         """Node and key."""
         return self.peer.node, self.peer.key
 

@@ -1,6 +1,6 @@
 """The daemon's own plane and links, with packets that travel in virtual time in place of sockets.
 
-What is played here is ``Links`` and ``Link`` themselves: windows, resends, keep-alives, timeouts, joins. Messages
+What is played here is ``PeerLinks`` and ``Link`` themselves: windows, resends, keep-alives, timeouts, joins. Messages
 are not encoded: a parcel has the size that the real codec gives, and is the message.
 """
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptd.core import events as ev
 from ckptd.peers.link import Link
-from ckptd.peers.links import ROUND_S, Links
+from ckptd.peers.links import ROUND_S, PeerLinks
 from ckptd.peers.packets import VERSION, Body, Envelope, Packet, encode_body
 from ckptd.peers.plane import _RECEIVE_MOST
 from ckptd.peers.remote import Remote
@@ -64,7 +64,7 @@ class _Admission:
             connection.opened()
 
 
-class PlayedPlane(Links):
+class PlayedPlane(PeerLinks):
     """Of one daemon process. ``wire`` carries its packets; ``machine`` pays for them."""
 
     def __init__(self, machine: "BusyMachine", wire: "Wire") -> None:
@@ -113,10 +113,10 @@ class PlayedPlane(Links):
             self.machine.charge(costs.packet_in_s)
             self.machine.load.packets += 1
             sender = connection.sender
-            place = (sender.name, sender.peer.key)
-            known = self._remotes.get(place)
+            node_key = (sender.name, sender.peer.key)
+            known = self._remotes.get(node_key)
             self.machine.load.again += known is not None and len(packet.body) > 0 and packet.seq <= known.link._received
-            remote = self._take_packet(place, Envelope(VERSION, sender.name, self._node, "", packet, ""), now)
+            remote = self._take_packet(node_key, Envelope(VERSION, sender.name, self._node, "", packet, ""), now)
             if remote is not None:
                 touched[id(remote)] = remote
             if self._clock() >= now + ROUND_S:
