@@ -14,6 +14,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.peers.keep_alive import _HANGS_S
 from ckptd.peers.link import KEEPALIVES
+from ckptd.peers.meetings import _AGAIN_MAX_S, _AGAIN_S
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 from tests.simulation.machine import Machine
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 LONG_S = 0.05
-_PRESENT_S = 1.0  # between two times that a ticket is shown
 _FREE_S = 0.002  # where nothing costs anything, a round takes what comes in so long: that is played faster
 _POLL_S = 0.001  # the loop sleeps a whole number of milliseconds, and one
 
@@ -271,23 +271,24 @@ class BusyMachine(Machine):
         self.meet(action.job, (rendezvous.peer,))
         self._present(key, self.life)
 
-    def _present(self, key: tuple[JobKey, str], life: int) -> None:
-        """Shows a ticket, again until the other daemon knows this one."""
+    def _present(self, key: tuple[JobKey, str], life: int, wait_s: float = _AGAIN_S) -> None:
+        """Shows a ticket, again until the other daemon knows this one; over one connection, as ``Meetings`` does."""
         rendezvous = self.shown.get(key)
         if rendezvous is None or self.life != life or self.plane is None:
             return
         if not self.plane.up_for(key[0], rendezvous.peer.node):
-            self.charge(self.wire.costs.handshake_s + self.wire.costs.packet_out_s)
-            self.world.clock.after(HANDSHAKE_S, self._presented, key, rendezvous)
-        self.world.clock.after(_PRESENT_S, self._present, key, life)
+            handshake_s = self.wire.costs.handshake_s if wait_s == _AGAIN_S else 0.0
+            self.charge(handshake_s + self.wire.costs.packet_out_s)
+            self.world.clock.after(HANDSHAKE_S, self._presented, key, rendezvous, handshake_s)
+        self.world.clock.after(wait_s, self._present, key, life, min(2 * wait_s, _AGAIN_MAX_S))
 
-    def _presented(self, key: tuple[JobKey, str], rendezvous: Rendezvous) -> None:
+    def _presented(self, key: tuple[JobKey, str], rendezvous: Rendezvous, handshake_s: float) -> None:
         host = self.world.nodes.get(rendezvous.peer.node)
         if not isinstance(host, BusyMachine) or not host.up or host.plane is None:
             return
         knows = host.peer == rendezvous.peer and host.expected.get(key) == rendezvous.ticket
         if knows and not self.wire.blocked(self.name, host.name):
-            host.charge(self.wire.costs.handshake_s + self.wire.costs.packet_in_s)
+            host.charge(handshake_s + self.wire.costs.packet_in_s)
             host.meet(key[0], (self.peer,))
 
     def keep(self, job: JobKey, topology: Topology, outside: tuple[Peer, ...]) -> None:
