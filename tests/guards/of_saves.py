@@ -161,7 +161,7 @@ _RANKS = (
     ),
     _row(
         "a-second-start-waits", f"{_COORDINATOR}sessions.py",
-        "if heard and (waiting.takeover or not self.processes.others(session)):", "if heard:",
+        "alone = heard and (waiting.takeover or not self.processes.others(session))", "alone = heard",
         "rank_death.py::test_a_second_start_waits_then_names_who_still_runs_and_disturbs_none",
     ),
     _row(
