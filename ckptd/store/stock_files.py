@@ -42,7 +42,7 @@ def stock_files(votes: Iterable[Vote], save: SaveId, alive: Alive = silent) -> S
         if any(record.raw for record in records):  # by the seals: no layout is decoded to find that there is none
             trainers = index_of(_layouts(records, alive), save.text)
             return Stock(files if trainers is None else files | {STOCK_FILES: trainers})
-        _check_count(records)
+        _check_count(records, alive)
         index = objects.index if objects else {}
         metadata = metadata_bytes(_layouts(records, alive), index, checkpoint_id=save.dirname, save_id=save.text)
     except DamagedError:
@@ -52,12 +52,13 @@ def stock_files(votes: Iterable[Vote], save: SaveId, alive: Alive = silent) -> S
     return Stock(files if metadata is None else files | {STOCK_METADATA: metadata})
 
 
-def _check_count(records: Iterable[FileRecord]) -> None:
+def _check_count(records: Iterable[FileRecord], alive: Alive) -> None:
     """Raises TooManyBoxesError, before a box is looked at, where stock readers can open the images."""
     seen: dict[bytes, Glance] = {}  # ranks with the same boxes have one form
     for record in records:
         if record.form not in seen:
             seen[record.form] = glance(record.layout, record.name)
+        alive()
     if all(one.archived for one in seen.values()):
         check_count(sum(seen[record.form].boxes for record in records))
 

@@ -124,6 +124,15 @@ def test_too_many_boxes_cost_the_metadata_and_are_said(tmp_path, monkeypatch):
     assert not verify_path(place.final).problems
 
 
+def test_counting_boxes_is_work_that_shows(tmp_path, monkeypatch):
+    """Of a large job whose ranks have boxes of their own each form is inflated: seconds, and no store call."""
+    monkeypatch.setattr(dcp_metadata, "MAX_BOXES", 2)
+    votes = [make_vote(JobKey(str(tmp_path), "demo"), SAVE, "a", slots_in(tmp_path), world_size=2)]
+    signs = []
+    assert stock_files(votes, SAVE, lambda: signs.append(1)).left_out
+    assert len(signs) == 2
+
+
 def test_without_archives_nothing_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(dcp_metadata, "MAX_BOXES", 2)
     (tmp_path / "store").mkdir()
