@@ -23,7 +23,7 @@ SHARE ?=
 # ckptd anew, which is a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo unit test simulate simulate-slow scale mutants test-matrix frameworks-test golden golden-wire bench bench-records bench-large bench-peers gpu test-gpu bench-gpu check lint types architecture wheel longest faults guards histories kills polite mistakes cluster-test docs clean
+.PHONY: help venv demo unit test simulate simulate-slow scale mutants test-matrix frameworks-test golden golden-wire bench bench-records nodes bench-large bench-peers gpu test-gpu bench-gpu check lint types architecture wheel longest faults guards histories kills polite mistakes cluster-test docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ bench: $(DEV) ## the speed budget, beside its yardsticks and other ways of savin
 
 bench-records: $(DEV) ## votes, manifest, commit and one rank's load of 8,192 ranks; a quarter of an hour; RECORDS="--ranks 512"
 	$(BIN)/python -m bench.records --keep bench/records.json $(RECORDS)
+
+nodes: $(DEV) ## real daemons on this machine: saves, one node of each set lost, a load from memory; 2 minutes: NODES=64
+	$(BIN)/python -m bench.nodes $(NODES)
 
 bench-large: $(DEV) ## jobs of 100 to 1,000 nodes, played over real links: what they cost their coordinator; LARGE="4000"
 	$(BIN)/python -m bench.large $(LARGE)

@@ -15,7 +15,7 @@ import zmq
 
 from bench.large.daemon import RealDaemon
 from bench.large.plan import RANKS_PER_NODE, STEP, Command, Connect, Done, End, Load, Lose, Plan, Stage, node_name
-from bench.large.rank import Rank, until
+from bench.large.rank import Rank, Saving, until
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import messages as m
@@ -61,7 +61,7 @@ class LargeJob:
         context = self._stack.enter_context(zmq.Context())
         for number, daemon in enumerate(self.daemons):
             for rank in range(number * RANKS_PER_NODE, (number + 1) * RANKS_PER_NODE):
-                self.ranks.append(Rank(context, daemon.arena, rank, self.job))
+                self.ranks.append(Rank(context, daemon.arena, rank, self.job, Saving()))
         for rank_ in self.ranks:
             self._stack.callback(rank_.close)
 
@@ -105,7 +105,9 @@ class LargeJob:
         homes = [peer.node for peer in self._peers for _ in range(RANKS_PER_NODE)]
         rendezvous = Rendezvous(self._peers[0], os.urandom(TICKET_NBYTES), Scheme.XOR, 8)
         for rank in self.ranks:
-            rank.attach(session, rendezvous, len(homes))
+            rank.start(session)
+        for rank in self.ranks:
+            rank.attach(rendezvous, len(homes))
         return self._do(Connect(session, rendezvous, homes), self._all_in)
 
     def _all_in(self) -> bool:
@@ -115,7 +117,8 @@ class LargeJob:
         """One save of all ranks."""
         done = self._do(Stage(STEP))
         for rank in self.ranks:
-            rank.hand_over(STEP)
+            rank.prepare(STEP)
+            rank.hand_over()
         until(self._staged, self.ranks, self.patience_s, "staged")
         return done
 

@@ -1,7 +1,8 @@
-"""Guards of the demo, and of the campaigns that disturb daemons: both judge, so their judgement has guards too."""
+"""Guards of the demo, of campaigns and of the bench of real nodes: they judge, so their judgement has guards too."""
 
 from tests.guards.guard import FAULTS
 from tests.guards.guard import fault_guard as _row
+from tests.guards.guard import nodes_guard as _nodes_row
 
 _COORDINATOR = "ckptd/core/coordinator/"
 _CLIENT = "client/ckptd_client/"
@@ -127,4 +128,22 @@ _CAMPAIGNS = (
     ),
 )  # fmt: skip
 
-ROWS = (*_DEMO, *_CAMPAIGNS)  # fmt: skip
+_REAL_NODES = (
+    _nodes_row(
+        "real-nodes-load-from-memory", f"{_COORDINATOR}locations.py",
+        "if here and (save, Tier.ARENA, rank) not in damaged:", "if False:",
+        "real_nodes.py::test_one_of_eight_real_nodes_is_lost_and_all_load_from_memory",
+    ),
+    _nodes_row(
+        "real-nodes-compare-bits", "bench/nodes/job.py",
+        " or not rank.is_intact:", ":",
+        "real_nodes.py::test_a_rank_that_reads_another_bit_is_found",
+    ),
+    _nodes_row(
+        "real-nodes-end", "bench/nodes/job.py",
+        "stack.callback(daemon.kill)", "_ = daemon.kill",
+        "real_nodes.py::test_nothing_is_left_of_what_is_interrupted",
+    ),
+)  # fmt: skip
+
+ROWS = (*_DEMO, *_CAMPAIGNS, *_REAL_NODES)  # fmt: skip

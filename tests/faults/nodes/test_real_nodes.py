@@ -1,0 +1,82 @@
+"""The short form of `make nodes`: eight real daemons, of which one is lost; and nothing is left, whatever ends it."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from bench.nodes.job import KEPT, RealJob, Shape
+from bench.nodes.measure import run
+from ckptd.shared.protocol.messages import Milestone
+from tests import pythons
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
+SMALL = Shape(nodes=2, set_size=2, nbytes=64 << 10, patience_s=60.0, peer_timeout_s=2.0)
+
+
+@pytest.fixture(name="memory")
+def fixture_memory():
+    """A directory on tmpfs of which no process is left."""
+    with tempfile.TemporaryDirectory(prefix="ckptd-test-", dir="/dev/shm") as memory:
+        yield Path(memory)
+        left = [process for process in Path("/proc").glob("[0-9]*") if memory in words(process)]
+        for process in left:
+            os.kill(int(process.name), signal.SIGKILL)
+        assert left == []
+
+
+@pytest.fixture(name="forked")
+def fixture_forked(monkeypatch):
+    """Daemons start in a moment."""
+    monkeypatch.setattr("bench.large.daemon.subprocess", pythons)
+
+
+def words(process):
+    """Its command line."""
+    try:
+        return (process / "cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+@pytest.mark.usefixtures("forked")
+def test_one_of_eight_real_nodes_is_lost_and_all_load_from_memory(memory, tmp_path):
+    """The newest save, which is not on the store: seven ranks find it, the eighth's is rebuilt."""
+    shape = SMALL._replace(nodes=8, set_size=8, nbytes=256 << 10)
+    rows = run(memory, tmp_path, shape, idle_s=0, show=lambda _: None)
+    assert [row.name for row in rows][2:] == [
+        "step 100 staged", "step 100 durable", "step 101 staged", "step 101 protected", "loss of 1 node noticed",
+        "restart of their daemons", "connect again", "load",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_rank_that_reads_another_bit_is_found(memory, tmp_path):
+    with RealJob(memory, tmp_path, SMALL) as job:
+        job.start_daemons()
+        job.connect()
+        job.prepare(KEPT)
+        job.hand_over()
+        job.reach(KEPT, Milestone.STAGED)
+        job.connect()
+        job.load()
+        job.compare()
+        found = job.ranks[1].loaded
+        job.ranks[1].loaded = found._replace(content=found.content[:5000] + b"?" + found.content[5001:])
+        with pytest.raises(RuntimeError, match="rank 1 has not read what it saved"):
+            job.compare()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_of_what_is_interrupted(memory, tmp_path, number):
+    command = [sys.executable, "-m", "bench.nodes", "2", "--set-size", "2", "--mib", "1", "--idle", "60"]
+    command += ["--memory", str(memory), "--store", str(tmp_path)]
+    with pythons.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | pythons.ENVIRON) as program:
+        assert any(line.startswith(f"step {KEPT} protected") for line in program.stdout)
+        program.send_signal(number)
+        assert program.wait(30) == 128 + number
+    assert (os.listdir(memory), os.listdir(tmp_path)) == ([], [])
