@@ -66,8 +66,19 @@ class Drains:
         for record in {id(r): r for r in (newest, staged) if r is not None}.values():
             if record.state is not State.DURABLE:
                 self._queue(record, On.ASKED)
-        self._facts.retry_at = None if self._facts.active is None else self._facts.retry_at
+        if self._facts.active is None and not self._lacks_a_node():
+            self._facts.retry_at = None
         return self.start_drain(now)
+
+    def _lacks_a_node(self) -> bool:
+        """Whether a drain of the newest would fail again at once: what comes meanwhile is no reason to try it."""
+        newest = self._facts.newest_staged
+        return newest is not None and self._absent(newest) is not None
+
+    def _absent(self, record: Record) -> tuple[int, str] | None:
+        """A rank whose segment lies at no node that answers, and a node that has it."""
+        up = self._facts.links.up
+        return next(((rank, min(nodes)) for rank, nodes in record.held.items() if up.isdisjoint(nodes)), None)
 
     def _queue(self, record: Record, on: On) -> None:
         """It is to be drained, from the beginning."""
@@ -115,12 +126,11 @@ class Drains:
         self._facts.active = record.save
         record.drain_since = now
         record.voters, record.commit_failures, record.drainers = set(), 0, {}
+        if absent := self._absent(record):
+            rank, node = absent
+            return self._drain_failed(record, f"node {node} does not answer: it has rank {rank}'s segment", now)
         for rank, nodes in sorted(record.held.items()):
             able = nodes & self._facts.links.up
-            if not able:
-                return self._drain_failed(
-                    record, f"node {min(nodes)} does not answer: it has rank {rank}'s segment", now
-                )
             drainer = self._node if self._node in able else min(able)
             record.drainers[drainer] = (*record.drainers.get(drainer, ()), rank)
         return [self._order_drain(record, node) for node in record.drainers]
@@ -137,10 +147,11 @@ class Drains:
         return self._order(order, node)
 
     def peer_up(self, node: str, now: float) -> list[Action]:
-        """A node that drains may not have received it, and one that drains failed for is back."""
+        """A node that drains may not have received it, and the last one that drains failed for is back."""
         if record := self._waits_for(node):
             return [self._order_drain(record, node)]
-        if self._facts.active not in self._facts.records and self._facts.retry_at is not None:
+        failed = self._facts.active not in self._facts.records and self._facts.retry_at is not None
+        if failed and not self._lacks_a_node():
             self._facts.retry_at = now
         return []
 
