@@ -26,7 +26,8 @@ class ParityScheduler:
         self.problems: dict[str, str] = {}  # node -> why it could not encode the active save
         self._done: set[str] = set()  # nodes of the sets that sealed their parity of it
         self._active_since = 0.0
-        self._failures = 0
+        self._failures = 0  # orders to all nodes that some could not carry out
+        self._failed = False  # whether the last of them is one
         self._retry_at: float | None = None
         self._sets: dict[str, tuple[str, ...]] = {}
         self._ranks: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}  # by set, of each member
@@ -147,17 +148,22 @@ class ParityScheduler:
                 return []
             self.problems[node] = event.problem
             self._done.discard(node)
-            self._failures += 1
-            pause = min(self._policy.drain_retry_s * 2 ** min(self._failures, 10), self._policy.drain_retry_max_s)
-            self._retry_at = now + pause
-            note = Note(job=self._job, text=f"{event.save} is not protected yet: {node}: {event.problem}")
-            return [note]
+            return self._encode_failed(f"{event.save} is not protected yet: {node}: {event.problem}", now)
         if self.problems.pop(node, "") and not self.problems:
             self._move(key, EncodingOn.MENDED)
         self._done.add(node)
         if len(self._done) == len(self._sets):
             return self._protected(key, EncodingOn.SEALED)
         return []
+
+    def _encode_failed(self, text: str, now: float) -> list[Action]:
+        """However many nodes say so of one order: all members of a set that lacks one do."""
+        if self._failed:
+            return []
+        self._failures, self._failed = self._failures + 1, True
+        pause = min(self._policy.drain_retry_s * 2 ** min(self._failures, 10), self._policy.drain_retry_max_s)
+        self._retry_at = now + pause
+        return [Note(job=self._job, text=text)]
 
     def _describe(self, node: str, key: Key) -> ev.HeldChunk:
         members, topology = self._sets[node], self.topology
@@ -188,7 +194,7 @@ class ParityScheduler:
     def _end_active(self, on: EncodingOn) -> None:
         if self.active is not None:
             self._move((self.active, self.epoch), on)
-        self._retry_at, self._failures = None, 0
+        self._retry_at, self._failures, self._failed = None, 0, False
         self._done, self.problems = set(), {}
 
     def peer_up(self, node: str) -> list[Action]:
@@ -229,7 +235,7 @@ class ParityScheduler:
         actions = self.advance(now)
         if actions or self.active is None:
             return actions
-        self._retry_at = now + self._policy.encode_patience_s
+        self._retry_at, self._failed = now + self._policy.encode_patience_s, False
         return self._order(self.active, [node for node in self._sets if node not in self._done])
 
     # --- parity that is of no use

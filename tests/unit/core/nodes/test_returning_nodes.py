@@ -1,4 +1,4 @@
-"""Nodes that a drain lacks return one by one: it is tried again when it lacks none, not at each return."""
+"""Nodes that a drain or an encode lacks return one by one: how soon it is tried again does not depend on how many."""
 
 from ckptd.core import actions as act
 from tests.unit.core.nodes.a_cluster import ONE, ACluster
@@ -44,3 +44,18 @@ def test_the_end_of_each_rank_is_no_reason_to_try_again():
         cluster.cut_off(name)
     cluster.end_ranks()
     assert len(failures(cluster)) == 1
+
+
+def test_nodes_that_cannot_encode_at_one_time_are_one_failure():
+    """Else the pause of a large job would be the longest at once: each member of a set that lacks a node says so."""
+    cluster = ACluster(NAMES, set_size=2)
+    cluster.connect(NAMES)
+    cluster.failing = set(NAMES)
+    cluster.stage(ONE)
+    assert [note for note in cluster.nodes["a"].notes if "not protected yet" in note] == [
+        "step 10 (incarnation 1) is not protected yet: a: it fails"
+    ]
+    assert cluster.nodes["a"].job.coordinator.parity.problems == dict.fromkeys(NAMES, "it fails")  # status has all
+    cluster.failing.clear()
+    cluster.tick(2)
+    assert cluster.nodes["a"].job.coordinator.parity.newest is not None
