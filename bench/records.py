@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from ckptd.shared.format.manifest import VERSION, FileRecord, Vote, layout_of
 from ckptd.shared.format.packed_layout import Parts, encode_layout, joined, parted
 from ckptd.shared.format.placement import Mesh, Placed, box_at
 from ckptd.shared.format.set_places import SETS_DIR, set_folder
+from ckptd.shared.protocol.status import SILENT_S
 from ckptd.shared.stores.directory import DirectoryFiles
 from ckptd.store.posix.commit import write_vote
 from ckptd.store.posix.image_writer import make_set
@@ -48,7 +49,6 @@ _LAYERS, _HIDDEN, _FFN, _KV, _WORDS = 126, 16384, 53248, 1024, 128256
 _COPIES = ("model", "master", "exp_avg", "exp_avg_sq", "average")  # of each parameter, until there are enough boxes
 BARS = {"placed": (2.0, 200 * 10**6), "explicit": (20.0, 400 * 10**6)}  # commit in seconds, bytes of all records
 _MOST_READ = 10**6
-_MOST_SILENT_S = 2.0  # between two signs of life of a commit
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
@@ -224,9 +224,20 @@ def missed(row: dict[str, Any]) -> list[str]:
         f"commit <= {most_s:g} s": row["commit_s"] <= most_s,
         f"records <= {most_nbytes // 10**6} MB": row["records_nbytes"] <= most_nbytes,
         "a rank reads <= 1 MB": row["read_nbytes_a_rank"] <= _MOST_READ,
-        f"a sign of life every {_MOST_SILENT_S:g} s": row["longest_silence_s"] <= _MOST_SILENT_S,
+        f"a sign of life every {SILENT_S:g} s": row["longest_silence_s"] <= SILENT_S,
     }
     return [bar for bar, held in bars.items() if not held]
+
+
+_FIGURES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "ranks": lambda row: f"{row['ranks']:,}",
+    "boxes": lambda row: f"{row['boxes']:,}",
+    "records": lambda row: f"{row['records_nbytes'] / 1e6:.1f} MB",
+    "commit": lambda row: f"{row['commit_s']:.2f} s, {row['commit_cpu_s']:.2f} s of CPU",
+    "its signs of life": lambda row: f"{row['signs_of_life']:,}, at most {row['longest_silence_s']:.2f} s apart",
+    "read by a rank": lambda row: f"{row['read_nbytes_a_rank'] / 1e6:.2f} MB in {row['opens_a_rank']} files",
+    "bars missed": lambda row: ", ".join(missed(row)) or "none",
+}
 
 
 def main() -> int:
@@ -239,14 +250,9 @@ def main() -> int:
     parser.add_argument("--keep", help="a JSON file for the figures")
     options = parser.parse_args()
     rows = [measure(kind, options.ranks, options.boxes, options.scratch) for kind in options.kinds]
-    table = Table("kind", "ranks", "boxes", "records", "commit", "CPU", "signs of life", "read by a rank", "misses")
-    for row in rows:
-        table.add_row(
-            row["kind"], f"{row['ranks']:,}", f"{row['boxes']:,}", f"{row['records_nbytes'] / 1e6:.1f} MB",
-            f"{row['commit_s']:.2f} s", f"{row['commit_cpu_s']:.2f} s",
-            f"{row['signs_of_life']:,}, {row['longest_silence_s']:.2f} s apart at most",
-            f"{row['read_nbytes_a_rank'] / 1e6:.2f} MB, {row['opens_a_rank']} files", ", ".join(missed(row)) or "none",
-        )  # fmt: skip
+    table = Table("", *(row["kind"] for row in rows))
+    for name, figure in _FIGURES.items():
+        table.add_row(name, *map(figure, rows))
     Console().print(table)
     if options.keep:
         Path(options.keep).write_text(json.dumps(rows, indent=2) + "\n")

@@ -61,7 +61,7 @@ class RealDaemon:
                 return
             time.sleep(0.02)
         said = Path(f"{self.arena}.log").read_text(encoding="utf-8", errors="replace")[-_LOG_CHARS:]
-        raise RuntimeError(f"no daemon in {self.arena} within {timeout_s:.0f} s: {said}")
+        raise RuntimeError(f"no daemon in {self.arena} within {timeout_s:g} s: {said}")
 
     @property
     def runs(self) -> bool:
