@@ -282,7 +282,9 @@ class Client(Preemptible):
             path: Directory of the checkpoint, or a safetensors file.
             state: As for `save`.
             together: True: all ranks of the job call it for the same checkpoint. Blocks of ckptd's own checkpoints that
-                several ranks or nodes need are then read once; for a rank that does not come the others wait 10 s.
+                several ranks or nodes need are then read once. A rank that fails says so. For one that does not come,
+                or is killed, the others of its node wait 10 s (60 s for the node's first rank), later 20 s without any
+                progress; nodes wait 10 s for another, 2 s more per level of 32. Then they read by themselves.
             integrity: "xxh3" accepts a checkpoint that is not keyed, or another program's, although this client has a
                 key.
             strict: False also accepts a state with keys that the checkpoint lacks; notes name what is in only one of

@@ -187,7 +187,7 @@ class AskPlace(_Request, frozen=True, kw_only=True):
     """This node's place among the nodes that read one checkpoint on the store together, and its parent's address.
 
     ``read`` names the read, the same on all nodes: ``LoadFrom.read``, or, of all nodes of the job, another text.
-    ``exchange``: where this rank serves other nodes; None: it cannot.
+    ``exchange``: where this rank serves other nodes; None: it does not take part, and is answered at once.
     """
 
     read: ReadName

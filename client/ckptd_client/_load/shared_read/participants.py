@@ -50,7 +50,7 @@ class Participants:
         self.decided = True
         group = self.here.open(blocks, mark)
         if group is None:
-            self._decline_to_nodes()
+            self.decline_to_nodes()
         return group
 
     def decline(self) -> None:
@@ -58,9 +58,9 @@ class Participants:
         if not self.decided:
             self.decided = True
             self.here.decline()
-            self._decline_to_nodes()
+            self.decline_to_nodes()
 
-    def _decline_to_nodes(self) -> None:
+    def decline_to_nodes(self) -> None:
         """Nodes that would wait for this node's address learn that it has none."""
         if self.here.is_leader:
             with contextlib.suppress(CkptdError):
@@ -72,7 +72,7 @@ class Participants:
             return PeerExchange(self.host, self.job, integrity)
         except OSError as error:
             log.warning("ckptd: no port at %s to read the store together with other nodes: %s", self.host, error)
-            self._decline_to_nodes()
+            self.decline_to_nodes()
             return None
 
     def meet(self, exchange: PeerExchange, wants: bytes, blocks: Blocks) -> Met | None:
@@ -80,7 +80,7 @@ class Participants:
         if blocks.total > MAX_BLOCKS:
             log.warning("ckptd: %d blocks, more than %d: each node reads by itself", blocks.total, MAX_BLOCKS)
             exchange.refuse()
-            self._decline_to_nodes()
+            self.decline_to_nodes()
             return None
         try:
             found = self.find_place(exchange.address)

@@ -76,6 +76,7 @@ def _copy_together(  # noqa: PLR0913, PLR0917
     if not group.join(numbers, meet):
         if exchange is not None:
             exchange.close()  # before this rank reads alone: other nodes do not wait for it
+            participants.decline_to_nodes()
         return set()
     stack.callback(group.leave)  # whatever fails here, no member waits for this rank
     files = _OpenImages(open_source)
