@@ -51,6 +51,11 @@ class Fit:
     comparison: Comparison | None = None  # of names that several ranks saved, in a job of another size
     taken: Taken = field(default_factory=dict)  # names that every replica saved and all ranks take from the lowest rank
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are read into the state."""
+        return sum(target.nbytes for targets in self.targets.values() for target in targets)
+
     def settle(self) -> None:
         """Fills tensors that share memory, after the read. Raises MismatchError if their saved values differ."""
         with torch.no_grad():

@@ -180,19 +180,12 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom, *, strict: bool) -
         return _read_slot(link, state, order, order.save, strict=strict)
     if not order.path:
         raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
-    group = link.group
     participants = participants_of_order(link, order, order.save, link.ask)
+    settings = link.settings
     fitted, nbytes, notes = read_checkpoint(
-        order.path,
-        state,
-        save=order.save,
-        group=group,
-        keys=link.settings.pickle_keys,
-        participants=participants,
-        integrity=link.settings.integrity,
-        named=link.settings.named,
-        strict=strict,
-    )
+        order.path, state, save=order.save, group=link.group, keys=settings.pickle_keys, participants=participants,
+        integrity=settings.integrity, named=settings.named, strict=strict,
+    )  # fmt: skip
     return Segment(order.save, order.tier, fitted, nbytes, notes)
 
 
@@ -235,8 +228,7 @@ def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId
         notes = notes_of(fitted.taken, found.attestations)
     finally:
         found.close()
-    nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
-    return Segment(save, order.tier, fitted, nbytes, tuple(notes))
+    return Segment(save, order.tier, fitted, fitted.nbytes, tuple(notes))
 
 
 def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId, *, strict: bool) -> Segment:
@@ -295,8 +287,7 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
         copy_out_together(open_source, fitted.targets, records, participants, integrity)
         fitted.settle()
         fitted.compare(images_in(stored, records))
-        nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
-        return fitted, nbytes, tuple(notes_of(fitted.taken, {file.rank: file.attestations for file in records}))
+        return fitted, fitted.nbytes, tuple(notes_of(fitted.taken, {file.rank: file.attestations for file in records}))
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from ckptd.shared.format.manifest import COMMITTED, LATEST, MANIFEST
 from ckptd.shared.stores.kinds import absolute, is_url, real
 from ckptd_client._daemon.link import Link
 from ckptd_client._load.checkpoint import open_directory
-from ckptd_client._load.fit import Fit, fit
+from ckptd_client._load.fit import fit
 from ckptd_client._load.foreign.contents import Foreign
 from ckptd_client._load.foreign.dcp import METADATA, open_dcp
 from ckptd_client._load.foreign.safetensors import SUFFIX, is_torch_file, open_safetensors
@@ -185,7 +185,7 @@ def _load_own(  # noqa: PLR0913, PLR0917
     notes = fitted.finish(state, strict=False)
     doubted = [f"step {checkpoint.save.step}: {text}" for text in checkpoint.doubts]
     doubted += notes_of(fitted.taken, checkpoint.attestations)
-    return "ckptd", checkpoint.save.step, _nbytes(fitted), [*checkpoint.notes, *doubted, *notes, *fitted.own_notes]
+    return "ckptd", checkpoint.save.step, fitted.nbytes, [*checkpoint.notes, *doubted, *notes, *fitted.own_notes]
 
 
 def _load_foreign(path: str, state: dict[str, Any], found: Foreign, *, strict: bool) -> tuple[int, list[str]]:
@@ -199,11 +199,7 @@ def _load_foreign(path: str, state: dict[str, Any], found: Foreign, *, strict: b
         found.sources[number](targets)
     fitted.settle()
     notes = fitted.finish(state, strict=False)
-    return _nbytes(fitted), notes
-
-
-def _nbytes(fitted: Fit) -> int:
-    return sum(target.nbytes for targets in fitted.targets.values() for target in targets)
+    return fitted.nbytes, notes
 
 
 def _check_readable(state: Any, found: Foreign) -> None:

@@ -237,16 +237,16 @@ class NodeGroup:
     def _is_free(self, before: int) -> bool:
         """Waits until no member needs block number before, the last user of the buffer, or writes to it."""
 
-        def over() -> bool:
-            return self._is_over(before) and not self._pending(before)
+        def is_over() -> bool:
+            return self._last_outcome(before) is not None and not self._pending(before)
 
-        if not self._wait(over, _NODE_PATIENCE_S):
+        if not self._wait(is_over, _NODE_PATIENCE_S):
             if self._pending(before) == [self._layout.ranks]:  # the wait for other nodes is bounded
                 lost = self._layout.lost(self._layout.ranks)
                 self._counters[lost] = max(self._counters[lost], before + 1)
-            if not self._wait(over, _NODE_PATIENCE_S):
+            if not self._wait(is_over, _NODE_PATIENCE_S):
                 return False
-        return self._outcome(before) not in {_LOST, _FILLING}
+        return self._last_outcome(before) != _LOST
 
     def _pending(self, number: int) -> list[int]:
         """Members that may still want the block."""
@@ -258,17 +258,27 @@ class NodeGroup:
 
     def _is_over(self, number: int) -> bool:
         """Whether the rank that fills the block has published the outcome, or never will."""
-        last = self._counters[self._layout.ready(number)] if number >= 0 else 0
-        if number < 0 or last >> 2 > number + 1 or (last >> 2 == number + 1 and last & 3 != _FILLING):
-            return True
-        return self._has_left(self._schedule[number].filler)
+        last = self._counters[self._layout.ready(number)]
+        published = last >> 2 > number + 1 or (last >> 2 == number + 1 and last & 3 != _FILLING)
+        return published or self._has_left(self._schedule[number].filler)
 
-    def _outcome(self, number: int) -> int:
-        """Of a block that is over. Failed: the rank that fills it left before; no thread writes to the buffer."""
+    def _last_outcome(self, number: int) -> int | None:
+        """Of the last block up to this one that a rank began to fill in its buffer; None: one may still be filled.
+
+        Passes over the blocks of ranks that left before they began.
+        """
         last = self._counters[self._layout.ready(number)] if number >= 0 else 0
-        if number < 0 or last >> 2 == number + 1:
-            return last & 3
-        return _LOST if last >> 2 > number + 1 else _FAILED
+        while number >= 0:
+            if last >> 2 > number + 1:
+                return _LOST
+            if last >> 2 == number + 1 and last & 3 != _FILLING:
+                return last & 3
+            if not self._has_left(self._schedule[number].filler):
+                return None
+            if last >> 2 == number + 1:
+                return _LOST
+            number -= self._layout.buffers
+        return _GOOD
 
     def _publish(self, number: int, outcome: int) -> None:
         counter = self._layout.ready(number)
@@ -284,7 +294,8 @@ class NodeGroup:
         return self._good(one)
 
     def _good(self, one: SharedBlock) -> Buffer | None:
-        return self._buffer(one.number) if self._outcome(one.number) == _GOOD else None
+        good = self._counters[self._layout.ready(one.number)] == (one.number + 1) << 2 | _GOOD
+        return self._buffer(one.number) if good else None
 
     def release(self, one: SharedBlock) -> None:
         """This rank has what it wants of this block and of all before it."""

@@ -299,3 +299,18 @@ def test_a_rank_may_take_its_time_while_others_advance(tmp_path, monkeypatch):
     monkeypatch.setattr(Reader, "into", slow)
     got, _ = read_all(groups)
     assert got[2] == {0: 0, 39: 39}
+
+
+def test_a_rank_that_left_hides_no_read_that_may_still_begin_in_the_same_buffer(tmp_path):
+    """One rank is late with a block, the next one was to read the next block of the buffer and has left."""
+    groups = meet(tmp_path, {rank: set(range(60)) for rank in range(3)}, 60)
+    blocks, buffers = groups[0]._schedule, groups[0]._layout.buffers
+    first, second, third = blocks[0 : 3 * buffers : buffers]
+    assert {one.filler for one in (first, second, third)} == {0, 1, 2}
+    groups[second.filler].leave()
+    for one in (first, third):  # they have lost their patience with it
+        groups[one.filler].release(third._replace(number=third.number - 1))
+    written = []
+    groups[third.filler].fill(third, written.append)
+    assert written == []
+    groups[first.filler].fill(first, lambda _: None)
