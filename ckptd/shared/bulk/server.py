@@ -56,8 +56,8 @@ class _Guest(NamedTuple):
 class BulkServer:
     """Listens from start to close. secret_of is called from threads: the secret of a link, None for a stranger.
 
-    ended is too: a connection of the link is over, after whatever was asked for over it. integrity: of all that come;
-    with a key every ask and every frame has a MAC.
+    ended is too: the last connection of the link is over, after whatever was asked for over it; no other begins
+    meanwhile, so it must be quick. integrity: of all that come; with a key every ask and every frame has a MAC.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only
@@ -154,10 +154,11 @@ class BulkServer:
         finally:
             with self._lock:
                 self._strangers.pop(connection, None)
-                self._peers.get(link or "", set()).discard(connection)
+                others = self._peers.get(link or "", set())
+                others.discard(connection)
+                if link is not None and not others:
+                    self._ended(link)
             connection.close()
-            if link is not None:
-                self._ended(link)
 
     # --- the handshake
 
