@@ -15,7 +15,7 @@ import msgspec
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.format.committed_record import encode_committed, make_committed
 from ckptd.shared.format.integrity import Purpose
-from ckptd.shared.format.manifest import COMMITTED, MANIFEST, StockFile, encode_record, make_manifest
+from ckptd.shared.format.manifest import COMMITTED, MANIFEST, StockFile, encode_record, make_manifest, vote_file
 from ckptd.shared.stores import kinds
 from ckptd.store.facts import CommitOutcome
 from ckptd.store.interface import NO_INTENTS, Store
@@ -157,8 +157,8 @@ class MemoryStore(Store):
         return True
 
     def put_vote(self, job, vote):
-        where = self.where(job, vote.save, unfinished=True)
-        _put(f"{where}/{vote.place}", encode_record(vote, self.integrity))
+        place, raw = vote_file(vote, self.integrity)
+        _put(f"{self.where(job, vote.save, unfinished=True)}/{place}", raw)
 
     def commit(self, job, save, writer, by=None, intents=NO_INTENTS, *, alive=silent):
         records = self.records(job)

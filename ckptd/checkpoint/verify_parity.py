@@ -1,13 +1,15 @@
-"""The drained parity of a checkpoint, held against its manifest: every record and every block."""
+"""The drained parity of a checkpoint, held against the votes: every record and every block."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 from ckptd.checkpoint.repair.checkpoint import read_record
 from ckptd.checkpoint.repair.files import OpenFiles, block_buffer
 from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.format.committed import vote_places
 from ckptd.shared.format.digest import DIGEST_NBYTES, blocks
 from ckptd.shared.format.manifest import ParityRecord
-from ckptd.shared.format.set_places import SETS_DIR, voter
+from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.system.files import is_temp
 
@@ -45,13 +47,15 @@ def check_parity(files: StoredFiles, records: Sequence[ParityRecord]) -> Iterato
 
 
 def strangers(files: StoredFiles, records: Sequence[ParityRecord]) -> Iterator[str]:
-    """Notes on other files in the sets' directories: a late copy that no vote names is no damage."""
+    """Notes on files in the sets' directories that are neither votes nor parity which a vote names: no damage."""
     known = {record.place for record in records}
+    with contextlib.suppress(OSError):  # said already
+        known |= set(vote_places(files))
     for place in _below_sets(files):
         where, name = files.where(place), place.rpartition("/")[2]
         if is_temp(name):
             yield f"{where}: left by a killed writer, may be deleted unless a daemon is at work"
-        elif place not in known and not voter(name):
+        elif place not in known:
             yield f"{where}: no vote names it, may be deleted"
 
 

@@ -204,9 +204,9 @@ def _partial_entry(job: StoredFiles, save: SaveId, committed: bool) -> PartialEn
     # Not the votes themselves: those of a large job fill memory. Whether two agree, the commit sees.
     ranks: list[int] = []
 
-    def look(place: str) -> tuple[str, int, list[int]] | str:
+    def look(places: list[str]) -> tuple[str, int, list[int]] | str:
         try:
-            vote = read_vote(unfinished, name_of(job), save, place).vote
+            vote = read_vote(unfinished, name_of(job), save, places).vote
         except (CkptdError, OSError) as error:
             return str(error)
         return vote.node, vote.world_size, [record.rank for record in vote.files]

@@ -5,31 +5,44 @@ from functools import partial
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.committed import Finding, file_findings, parity_findings, raise_first, vote_places
-from ckptd.shared.format.integrity import Purpose
-from ckptd.shared.format.manifest import MAX_RECORD_NBYTES, FileRecord, Vote, Voted, decode_vote, one_record_each
-from ckptd.shared.format.set_places import voter
+from ckptd.shared.format.manifest import FileRecord, Vote, Voted, best_of, one_record_each
+from ckptd.shared.format.set_places import epoch_of, voter
 from ckptd.shared.format.stored_files import StoredFiles
+from ckptd.shared.format.stored_records import read_vote_at
 from ckptd.store.together import Alive, silent, together
 
 
-def voting_places(unfinished: StoredFiles) -> list[str]:
-    """Of one vote of each node that has any, readable or not, by node: of two the one of its later set."""
-    newest = {_node_of(place): place for place in sorted(vote_places(unfinished))}
-    return [newest[node] for node in sorted(newest)]
+def voting_places(unfinished: StoredFiles) -> list[list[str]]:
+    """Of all votes of the last epoch of each node that has any, readable or not, by node."""
+    found: dict[str, dict[int, list[str]]] = {}
+    for place in vote_places(unfinished):
+        _, folder, name = place.split("/")
+        found.setdefault(voter(name), {}).setdefault(epoch_of(folder), []).append(place)
+    return [by_epoch[max(by_epoch)] for _, by_epoch in sorted(found.items())]
 
 
-def _node_of(place: str) -> str:
-    return voter(place.rpartition("/")[2])
+def read_vote(unfinished: StoredFiles, job: str, save: SaveId, places: list[str]) -> Voted:
+    """That of a node's votes which counts, of those at these places that can be read.
+
+    Raises OSError, or DamagedError naming the file if none can be read, or one is another's, or two differ.
+    """
+    found, damaged = [], []
+    for place in places:
+        try:
+            found.append(_read(unfinished, job, save, place))
+        except DamagedError as error:  # the node voted again: what it says now is enough
+            damaged.append(error)
+    if not found:
+        raise damaged[0]
+    return best_of(found)
 
 
-def read_vote(unfinished: StoredFiles, job: str, save: SaveId, place: str) -> Voted:
-    """The vote there. Raises OSError, or DamagedError naming the file if damaged or another's."""
-    where = unfinished.where(place)
-    raw = unfinished.read(place, MAX_RECORD_NBYTES)
-    vote = decode_vote(raw, where=where, integrity=unfinished.integrity)
-    if (vote.place, vote.job, vote.save) != (place, job, save):
-        raise DamagedError(f"{where}: is the vote of node {vote.node!r} for job {vote.job!r}, {vote.save}")
-    return Voted(vote, len(raw), unfinished.integrity.digest(raw, Purpose.VOTE_FILE))
+def _read(unfinished: StoredFiles, job: str, save: SaveId, place: str) -> Voted:
+    found = read_vote_at(unfinished, place)
+    if (found.vote.job, found.vote.save) != (job, save):
+        said = f"is the vote of node {found.vote.node!r} for job {found.vote.job!r}, {found.vote.save}"
+        raise DamagedError(f"{unfinished.where(place)}: {said}")
+    return found
 
 
 def read_votes(unfinished: StoredFiles, job: str, save: SaveId, alive: Alive = silent) -> list[Voted]:

@@ -21,7 +21,7 @@ from ckptd.shared.format.columns import squeezed
 from ckptd.shared.format.manifest import COMMITTED, MANIFEST, STOCK_METADATA, STOCK_OBJECTS
 from tests.hostile import forge
 from tests.hostile.forge import RANK0
-from tests.runs import VOTES
+from tests.runs import VOTES, file_in, vote_in
 
 LOAD, VERIFY, LIST, EXPORT, REBUILD = "load", "verify", "list", "export", "rebuild"
 ALL = frozenset({LOAD, VERIFY, LIST, EXPORT, REBUILD})
@@ -354,6 +354,7 @@ vote("of another job", fields(job="else"))
 vote("of another save", fields(save=[1, 9, 9, bytes(16)]))
 vote("of another node", fields(node="else"))
 vote("of another world", fields(world_size=7))
+vote("of another set", fields(folder="e00000009-01234567"))
 vote("of another store", fields(store_id="f" * 32))
 vote("no files", fields(files=[]))
 vote("rank twice", lambda raw: raw["files"].append(raw["files"][0]))
@@ -441,7 +442,7 @@ for _what in ("fifo", "directory", "device", "nowhere", "loop", "outside"):
     add(f"{_what} as COMMITTED", ALL, COMMITTED, lambda final, w=_what: forge.instead(final / COMMITTED, w))
     add(f"{_what} as manifest", ALL, MANIFEST, lambda final, w=_what: forge.instead(final / MANIFEST, w))
     add(f"{_what} as image", BOTH, RANK0, lambda final, w=_what: forge.instead(final / RANK0, w))
-    add(f"{_what} as vote", RECORDS, VOTES[0], lambda final, w=_what: forge.instead(final / VOTES[0], w))
+    add(f"{_what} as vote", RECORDS, VOTES[0], lambda final, w=_what: forge.instead(vote_in(final), w))
     for _stock in (STOCK_METADATA, STOCK_OBJECTS):
         add(
             f"{_what} as {_stock}", frozenset({VERIFY}), _stock,
@@ -462,13 +463,13 @@ for _name in (COMMITTED, MANIFEST, STOCK_METADATA, STOCK_OBJECTS, VOTES[0], RANK
         f"unsigned {_name} of a terabyte",
         _BY.get(_name, frozenset({VERIFY})),
         _name,
-        lambda final, name=_name: os.truncate(final / name, 1 << 40),
+        lambda final, name=_name: os.truncate(file_in(final, name), 1 << 40),
     )
     add(
         f"unsigned {_name} missing",
         _BY.get(_name, frozenset({VERIFY})),
         _name,
-        lambda final, name=_name: os.unlink(final / name),
+        lambda final, name=_name: os.unlink(file_in(final, name)),
     )
 
 

@@ -20,6 +20,8 @@ from ckptd.shared.format.committed_record import encode_committed, make_committe
 from ckptd.shared.format.digest import blocks, digest
 from ckptd.shared.format.manifest import COMMITTED, MANIFEST, FileRecord, Manifest, decode_manifest, decode_vote
 from ckptd.shared.format.packed_layout import Parts, layout_in
+from ckptd.shared.format.set_places import vote_place, voter
+from tests.runs import SET
 
 _MAGIC = b"CKPTDMF1"
 RANK0 = "r00000-p00.safetensors"
@@ -67,6 +69,14 @@ def records_of(final: Path) -> list[FileRecord]:
     return sorted((record for vote in votes for record in vote.files), key=lambda record: record.rank)
 
 
+def put_vote(path: Path, raw: bytes) -> Path:
+    """Any bytes as a vote, under the name that they have in this vote's place."""
+    named = path.with_name(os.path.basename(vote_place(SET, voter(path.name), digest(raw))))
+    os.unlink(path)
+    named.write_bytes(raw)
+    return named
+
+
 def edit_vote(final: Path, number: int, change: Callable[[Any], None]) -> None:
     """A vote, all digests and sums above it made right."""
     manifest = manifest_of(final)
@@ -76,7 +86,7 @@ def edit_vote(final: Path, number: int, change: Callable[[Any], None]) -> None:
     before = _sums(vote["files"])
     change(vote)
     raw = sealed(msgspec.msgpack.encode(shared(vote)))
-    path.write_bytes(raw)
+    put_vote(path, raw)
     changed = plain(manifest)
     changed["votes"][number] = plain(msgspec.structs.replace(ref, nbytes=len(raw), digest=digest(raw)))
     with contextlib.suppress(TypeError, KeyError, AttributeError):  # of what is no number

@@ -51,7 +51,7 @@ from tests.hostile.mutate import edgy, mutated, to_json, to_msgpack, torn
 from tests.hostile.reader import some_state
 from tests.hostile.test_through_the_daemon import Place
 from tests.parity_store import Made
-from tests.runs import STORE_ID, VOTES
+from tests.runs import STORE_ID, vote_in
 from tests.unit.shared import test_messages
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "zero"
@@ -219,9 +219,9 @@ def header(chance: random.Random, path: pathlib.Path) -> None:
 
 
 def vote(chance: random.Random, path: pathlib.Path) -> None:
-    where = path / VOTES[0]
+    where = vote_in(path)
     raw = forge.plain(decode_vote(where.read_bytes(), where="vote"))
-    where.write_bytes(forge.sealed(to_msgpack(mutated(chance, raw))))
+    forge.put_vote(where, forge.sealed(to_msgpack(mutated(chance, raw))))
 
 
 def stock(name: str, chance: random.Random, path: pathlib.Path) -> None:

@@ -26,7 +26,7 @@ from ckptd_client._local.rank import Group
 from tests.checkpoints import SAVE, write_checkpoint
 from tests.hostile import forge
 from tests.hostile.reader import some_state
-from tests.runs import VOTES
+from tests.runs import vote_in
 
 WHERE = "the file"
 
@@ -42,7 +42,7 @@ def parts(sound):
     record = forge.records_of(sound)[0]
     layout = layout_in(record.layout, where=WHERE)
     image = (sound / record.name).read_bytes()
-    objects = man.decode_vote((sound / VOTES[0]).read_bytes(), where=WHERE).stock_objects
+    objects = man.decode_vote(vote_in(sound).read_bytes(), where=WHERE).stock_objects
     page = slot.encode_seal(slot.Seal(job=JobKey("/store", "demo"), save=SAVE), 1)
     rank = rank_file.encode(rank_file.RankRecord(JobKey("/store", "demo"), 0, "session", "host"))
     return {
@@ -52,7 +52,7 @@ def parts(sound):
             lambda raw: man.decode_manifest(forge.sealed(raw), where=WHERE),
         ),
         "vote's body": (
-            (sound / VOTES[0]).read_bytes()[8:-16],
+            vote_in(sound).read_bytes()[8:-16],
             lambda raw: man.decode_vote(forge.sealed(raw), where=WHERE),
         ),
         "committed": ((sound / man.COMMITTED).read_bytes(), lambda raw: decode_committed(raw, where=WHERE)),

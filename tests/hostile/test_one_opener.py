@@ -25,7 +25,7 @@ from tests.hostile import forge
 from tests.hostile import reader as hostile
 from tests.hostile.forge import RANK0
 from tests.records import take
-from tests.runs import RUN, TAKER, VOTES
+from tests.runs import RUN, TAKER, VOTES, vote_in
 
 pytestmark = pytest.mark.timeout(120)
 RANK1 = "r00001-p00.safetensors"
@@ -204,7 +204,7 @@ for _what in ("fifo", "directory", "device", "nowhere", "outside"):
     add(f"{_what} as COMMITTED", ALL, COMMITTED, lambda final, w=_what: forge.instead(final / COMMITTED, w))
     add(f"{_what} as manifest", ALL, MANIFEST, lambda final, w=_what: forge.instead(final / MANIFEST, w))
     add(f"{_what} as image", RECORDS, RANK1, lambda final, w=_what: forge.instead(final / RANK1, w))
-    add(f"{_what} as vote", RECORDS, VOTES[1], lambda final, w=_what: forge.instead(final / VOTES[1], w))
+    add(f"{_what} as vote", RECORDS, VOTES[1], lambda final, w=_what: forge.instead(vote_in(final, 1), w))
 
 
 def append(path, data):
@@ -251,10 +251,10 @@ for _field in ("files", "nbytes", "world_size"):
     add(f"COMMITTED with more {_field}", RECORDS, COMMITTED, lambda final, field=_field: forge.edit_committed(
         final, lambda raw: raw.update({field: raw[field] + 1})))  # fmt: skip
 
-add("a vote missing", RECORDS, VOTES[1], lambda final: os.unlink(final / VOTES[1]))
-add("a vote damaged", RECORDS, VOTES[1], lambda final: append(final / VOTES[1], b"x"))
+add("a vote missing", RECORDS, VOTES[1], lambda final: os.unlink(vote_in(final, 1)))
+add("a vote damaged", RECORDS, VOTES[1], lambda final: append(vote_in(final, 1), b"x"))
 add("a vote of another node", RECORDS, VOTES[1], lambda final: shutil.copy(
-    final / VOTES[0], final / VOTES[1]) and None)  # fmt: skip
+    vote_in(final), vote_in(final, 1)) and None)  # fmt: skip
 add("a stock file missing", VERIFY, STOCK_METADATA, lambda final: os.unlink(final / STOCK_METADATA))
 add("a stock file longer", VERIFY, STOCK_METADATA, lambda final: append(final / STOCK_METADATA, b"x"))
 

@@ -69,7 +69,7 @@ def swapped_records(_old, new):
     """Each rank's record with the other's name."""
     for rank in range(2):
         forge.edit_record(new, rank, lambda raw: raw.update(name=NAMES[1 - raw["rank"]]))
-    return "node0.vote: r0000"
+    return "vote: r0000"
 
 
 def flipped(_old, new):

@@ -9,9 +9,9 @@ import ckptd_client
 from ckptd.cli import invoke
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format.manifest import decode_vote
 from ckptd.store.posix import commit, removal
-from ckptd.store.posix.scan import Place, files_at, scan
-from ckptd.store.votes import read_vote
+from ckptd.store.posix.scan import Place, scan
 from ckptd.system.files import FileLayer
 from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
 from tests.cluster import Node
@@ -19,7 +19,7 @@ from tests.hostile import forge
 from tests.hostile.apart import apart
 from tests.hostile.cases import ALL, CASES, DEEP, LOAD, MARKER
 from tests.hostile.reader import some_state
-from tests.runs import RUN, VOTES
+from tests.runs import RUN, vote_in
 from tests.unit.client.same import difference
 
 pytestmark = pytest.mark.timeout(300)
@@ -65,22 +65,15 @@ def cut(path):
 
 
 def edit_vote(path, **changes):
-    place = place_of(path)
-    vote = read_vote(files_at(FileLayer(), place.partial), place.key.job, place.save, VOTES[0]).vote
-    raw = forge.plain(vote)
+    raw = forge.plain(decode_vote(path.read_bytes(), where="vote"))
     raw["files"][0] |= changes.pop("record", {})
-    path.write_bytes(forge.sealed(forge.msgspec.msgpack.encode(forge.shared(raw | changes))))
-
-
-def place_of(path):
-    job = path.parents[3]
-    return Place(JobKey(str(job.parent), job.name), SaveId(1, 1, 10, RUN))
+    forge.put_vote(path, forge.sealed(forge.msgspec.msgpack.encode(forge.shared(raw | changes))))
 
 
 CHANGES = {
     "cut": cut,
-    "deep": lambda path: path.write_bytes(forge.sealed(DEEP)),
-    "counts huge": lambda path: path.write_bytes(forge.sealed(b"\x81\xa5files\xdd\xff\xff\xff\xff")),
+    "deep": lambda path: forge.put_vote(path, forge.sealed(DEEP)),
+    "counts huge": lambda path: forge.put_vote(path, forge.sealed(b"\x81\xa5files\xdd\xff\xff\xff\xff")),
     "of another node": lambda path: edit_vote(path, node="node7"),
     "of another job": lambda path: edit_vote(path, job="other"),
     "of another save": lambda path: edit_vote(path, save=[1, 1, 11]),
@@ -108,7 +101,7 @@ def partial(tmp_path):
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_such_votes_add_up_to_is_never_committed(partial, name):
-    path = forge.Path(partial.partial) / VOTES[0]
+    path = vote_in(partial.partial)
     assert scan(FileLayer(), partial.key).partials[0].finishable
     CHANGES[name](path)
     with pytest.raises((CkptdError, OSError), match=r"node0|r0000|1 of 1048576 ranks"):
@@ -154,7 +147,7 @@ def test_a_time_that_no_calendar_has(tmp_path):
 
 def test_a_vote_of_a_million_ranks_takes_no_memory(partial):
     """By its word alone."""
-    path = forge.Path(partial.partial) / VOTES[0]
+    path = vote_in(partial.partial)
     CHANGES["ranks huge"](path)
     came = apart(lambda: scan(FileLayer(), partial.key).partials[0].missing)
     assert came.text.startswith("1048575 of 1048576 ranks have no vote: 1, 2, 3, 4, ..")

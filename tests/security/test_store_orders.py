@@ -27,13 +27,13 @@ from ckptd.store.posix import commit, removal
 from ckptd.store.posix.image_writer import make_set, write_image
 from ckptd.store.posix.publish import publish
 from ckptd.store.posix.scan import Place, files_at
-from ckptd.store.votes import read_vote
+from ckptd.store.votes import read_vote, voting_places
 from ckptd.system.files import FileLayer
 from tests import pythons
 from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
 from tests.cluster import Node, wait_for
 from tests.records import pin, take, unpin
-from tests.runs import RUN, SET, TAKER, VOTES
+from tests.runs import RUN, SET, TAKER, vote_in
 from tests.security.others import STRANGER, acting_as, as_user, needs_root
 
 pytestmark = [needs_root, pytest.mark.faults, pytest.mark.timeout(240)]
@@ -284,8 +284,9 @@ def a_pin(fs, place):
 
 
 def a_vote(fs, place):
-    vote = read_vote(files_at(fs, place.partial), place.key.job, place.save, VOTES[0]).vote
-    commit.write_vote(fs, place.key, vote)
+    unfinished = files_at(fs, place.partial)
+    for places in voting_places(unfinished):
+        commit.write_vote(fs, place.key, read_vote(unfinished, place.key.job, place.save, places).vote)
 
 
 def a_drain(fs, place):
@@ -311,10 +312,11 @@ def victim(which: str, place: Place) -> str:
 @pytest.mark.parametrize("work", WORK)
 def test_a_directory_that_is_swapped_for_a_link_leads_nowhere(work, which, place, home, ground):
     """At each call on the disk; the home has directories and files of the names that are written and removed."""
+    vote = vote_in(place.partial).name
     for name in ("sets", SET, "step-000000001.i0001", ".incarnations", ".pins", place.save.partial_dirname, ".trash-x"):
         (home / name / "sets" / SET).mkdir(parents=True)
         (home / name / ".x.tmp-0").write_text("mine")
-        (home / name / "sets" / SET / "node0.vote").write_text("mine")
+        (home / name / "sets" / SET / vote).write_text("mine")
     for name in ("COMMITTED", "ckptd.manifest", ".a.tmp-0", "node0", "r00000-p00.safetensors"):
         (home / name).write_text("mine")
     before = below(home)

@@ -31,11 +31,10 @@ from ckptd.shared.format.manifest import (
     StockFile,
     Vote,
     decode_manifest,
-    decode_vote,
 )
-from ckptd.shared.format.set_places import SETS_DIR, is_set_name, vote_place, voter
+from ckptd.shared.format.set_places import SETS_DIR, is_set_name, voter
 from ckptd.shared.format.stored_files import StoredFiles
-from ckptd.shared.format.stored_records import OF_THE_DIRECTORY, StoredRecords, misfit_of, vote_bytes
+from ckptd.shared.format.stored_records import OF_THE_DIRECTORY, StoredRecords, read_vote_at, read_vote_of
 
 TRASH_PREFIX = ".trash-"
 INCARNATIONS_DIR = ".incarnations"  # in every job's directory, and in no other
@@ -93,14 +92,25 @@ class Opened:
     manifest: Manifest | None = None
     votes: list[Vote] = field(default_factory=list)  # sound ones, and where there is a manifest those that it pins
 
+    _voted: dict[int, FileRecord] = field(default_factory=dict)  # by rank, what they say
+
+    def take(self, vote: Vote) -> str:
+        """Adds a sound vote; the name of an image of which another one says something else, and then it is left out."""
+        for record in vote.files:
+            if self._voted.get(record.rank, record) != record:
+                return record.name
+        self.votes.append(vote)
+        self._voted |= {record.rank: record for record in vote.files}
+        return ""
+
+    def know(self, vote: Vote) -> bool:
+        """Whether other votes said all that this one says of its images."""
+        return all(self._voted.get(record.rank) == record for record in vote.files)
+
     @property
     def records(self) -> list[FileRecord]:
         """Of all images that sound votes know, by rank. The votes must have been asked for."""
-        voted: dict[int, FileRecord] = {}
-        for vote in self.votes:
-            for record in vote.files:
-                voted.setdefault(record.rank, record)
-        return [voted[rank] for rank in sorted(voted)]
+        return [self._voted[rank] for rank in sorted(self._voted)]
 
     @property
     def parity(self) -> list[ParityRecord]:
@@ -320,50 +330,48 @@ def _of_votes(opened: Opened) -> Iterator[Finding]:
         if error.errno == errno.ELOOP:
             folder = files.where(SETS_DIR)
             yield Finding(About.VOTES, folder, "a symbolic link where a directory belongs", _hint(folder))
-    pinned: set[str] = set()
+    pinned: dict[str, Callable[[], Vote]] = {}
     if manifest is not None:
-        for ref in manifest.votes:
-            place = manifest.place_of(ref)
-            pinned.add(place)
-            found = _read_vote(files, place, partial(vote_bytes, files, manifest, ref))
-            wrong = "" if isinstance(found, Finding) else misfit_of(found, manifest, ref)
-            yield from _taken(opened, found, wrong, files.where(place))
-    known = {record.rank: record for record in opened.records} if manifest else {}
+        pinned = {manifest.place_of(ref): partial(read_vote_of, files, manifest, ref) for ref in manifest.votes}
+    for place, read in pinned.items():
+        yield from _taken(opened, _vote(files.where(place), read), files.where(place))
     there: list[str] = []
     with contextlib.suppress(OSError):  # those that are pinned are missing, then
         there = vote_places(files)
     for place in there:
         if place in pinned:
             continue
-        found = _read_vote(files, place, partial(files.read, place, MAX_RECORD_NBYTES))
-        if manifest is None:
-            wrong = "" if isinstance(found, Finding) or found.place == place else f"is the vote of node {found.node}"
-            yield from _taken(opened, found, wrong, files.where(place))
-        elif isinstance(found, Finding):
-            yield Finding(About.VOTES, found.path, f"a vote that {MANIFEST} does not know: {found.what}", found.hint)
-        elif (found.job, found.save) != (manifest.job, manifest.save) or any(
-            known.get(record.rank) != record for record in found.files
-        ):
-            where = files.where(place)
-            yield Finding(About.VOTES, where, f"a vote that {MANIFEST} does not know", _hint(where))
+        where = files.where(place)
+        found = _vote(where, partial(_vote_at, files, place))
+        yield from _taken(opened, found, where) if manifest is None else _stranger(opened, manifest, found, where)
 
 
-def _taken(opened: Opened, found: Vote | Finding, wrong: str, where: str) -> Iterator[Finding]:
+def _vote(where: str, read: Callable[[], Vote]) -> Vote | Finding:
+    try:
+        return read()
+    except (OSError, DamagedError) as error:
+        return _unreadable(About.VOTES, where, error)
+
+
+def _vote_at(files: StoredFiles, place: str) -> Vote:
+    return read_vote_at(files, place).vote
+
+
+def _taken(opened: Opened, found: Vote | Finding, where: str) -> Iterator[Finding]:
     """Adds a vote with which nothing is wrong."""
     if isinstance(found, Finding):
         yield found
-    elif wrong:
-        yield Finding(About.VOTES, where, wrong, _hint(where))
-    else:
-        opened.votes.append(found)
+    elif differing := opened.take(found):
+        yield Finding(About.VOTES, where, f"says something else of {differing} than another vote", _hint(where))
 
 
-def _read_vote(files: StoredFiles, place: str, read: Callable[[], bytes]) -> Vote | Finding:
-    where = files.where(place)
-    try:
-        return decode_vote(read(), where=where, integrity=files.integrity)
-    except (OSError, DamagedError) as error:
-        return _unreadable(About.VOTES, where, error)
+def _stranger(opened: Opened, manifest: Manifest, found: Vote | Finding, where: str) -> Iterator[Finding]:
+    """A vote that the manifest does not pin: what is wrong with it, unless others said all of it."""
+    unknown = f"a vote that {MANIFEST} does not know"
+    if isinstance(found, Finding):
+        yield Finding(About.VOTES, where, f"{unknown}: {found.what}", found.hint)
+    elif (found.job, found.save) != (manifest.job, manifest.save) or not opened.know(found):
+        yield Finding(About.VOTES, where, unknown, _hint(where))
 
 
 def vote_places(files: StoredFiles) -> list[str]:
@@ -375,8 +383,7 @@ def vote_places(files: StoredFiles) -> list[str]:
     found = []
     for name in sets:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            nodes = filter(None, map(voter, files.names(f"{SETS_DIR}/{name}")))
-            found += [vote_place(name, node) for node in nodes]
+            found += [f"{SETS_DIR}/{name}/{vote}" for vote in files.names(f"{SETS_DIR}/{name}") if voter(vote)]
     return found
 
 

@@ -140,11 +140,6 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parity: ParityRecord | None = None  # when this node drained its own
     key_id: KeyId = ""  # of the key that all its digests are made with
 
-    @property
-    def place(self) -> str:
-        """Of its file, in the checkpoint."""
-        return vote_place(self.folder, self.node)
-
 
 def pairs(runs: Sequence[int]) -> Iterator[tuple[int, int]]:
     """First and end of each run."""
@@ -169,9 +164,14 @@ class VoteRef(msgspec.Struct, frozen=True, array_like=True):
 class Voted(NamedTuple):
     """A vote as it was read: what the manifest keeps of its file."""
 
-    vote: "Vote"
+    vote: Vote
     nbytes: int
     digest: bytes
+
+    @property
+    def place(self) -> str:
+        """Of the file, in the checkpoint: the name that a vote of these bytes has."""
+        return vote_place(self.vote.folder, self.vote.node, self.digest)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -195,7 +195,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def place_of(self, ref: VoteRef) -> str:
         """Of a vote's file, in the checkpoint."""
-        return vote_place(self.folders[ref.folder], ref.node)
+        return vote_place(self.folders[ref.folder], ref.node, ref.digest)
 
 
 _SHARED = ("plan", "form", "leaves")  # what equal records of a vote have once, by number
@@ -250,6 +250,12 @@ def encode_record(record: Vote | Manifest, integrity: Integrity = XXH3) -> bytes
     if isinstance(record, Manifest):
         return sealed(_encoder.encode(record), integrity, Purpose.MANIFEST)
     return sealed(_encoder.encode(stored(record)), integrity, Purpose.VOTE)
+
+
+def vote_file(vote: Vote, integrity: Integrity = XXH3) -> tuple[str, bytes]:
+    """Place in the checkpoint, and content, of a vote's file. Each vote that says something else has another place."""
+    raw = encode_record(vote, integrity)
+    return Voted(vote, len(raw), integrity.digest(raw, Purpose.VOTE_FILE)).place, raw
 
 
 def decode_vote(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Vote:
@@ -352,6 +358,15 @@ def one_record_each(votes: Iterable[Vote]) -> list[FileRecord]:
             if known != record:
                 raise DamagedError(f"votes for {vote.save} of {node} and {vote.node} differ about {record.name}")
     return [found[rank][0] for rank in sorted(found)]
+
+
+def best_of(votes: Sequence[Voted]) -> Voted:
+    """That of one node's votes of an epoch which counts: of the most ranks, then with parity, then the last by digest.
+
+    The node may have drained more of its ranks since, or its parity. Raises DamagedError when two differ about a rank.
+    """
+    one_record_each([voted.vote for voted in votes])
+    return max(votes, key=lambda voted: (len(voted.vote.files), voted.vote.parity is not None, voted.digest))
 
 
 def make_manifest(

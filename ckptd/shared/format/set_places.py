@@ -1,7 +1,8 @@
 """Where a redundancy set keeps its records in a checkpoint: a directory of its own, that no other node writes in.
 
 Its nodes put their votes there, their parity, and files that are not whole yet. The name has the epoch and the nodes:
-a node whose set has changed since votes in its new one.
+a node whose set has changed since votes in its new one. A vote's name has the digest of its file: a node that votes
+again, and says something else, does not touch the vote that a commit has read.
 """
 
 import re
@@ -13,7 +14,8 @@ from ckptd.shared.base.ids import SET_PATTERN, NodeName, SetName
 from ckptd.shared.format.digest import digest
 
 SETS_DIR = "sets"
-_VOTE_SUFFIX = ".vote"
+_DIGITS = 16  # of a vote's digest, in its name
+_VOTE_RE = re.compile(rf"^(?P<node>[^.].*)\.[0-9a-f]{{{_DIGITS}}}\.vote\Z")
 _SET_RE = re.compile(SET_PATTERN)
 
 
@@ -27,15 +29,20 @@ def is_set_name(name: str) -> bool:
     return _SET_RE.match(name) is not None
 
 
-def vote_place(of: SetName, node: NodeName) -> str:
-    """Of a node's vote."""
-    return f"{SETS_DIR}/{of}/{node}{_VOTE_SUFFIX}"
+def epoch_of(of: SetName) -> int:
+    """The epoch in a set's name."""
+    return int(of[1:9])
+
+
+def vote_place(of: SetName, node: NodeName, file_digest: bytes) -> str:
+    """Of a node's vote. file_digest: of its whole file."""
+    return f"{SETS_DIR}/{of}/{node}.{file_digest.hex()[:_DIGITS]}.vote"
 
 
 def voter(name: str) -> NodeName:
     """The node whose vote has this name in a set's directory; empty when it is no vote's."""
-    node = name.removesuffix(_VOTE_SUFFIX)
-    return "" if node == name or name.startswith(".") else node
+    found = _VOTE_RE.match(name)
+    return found["node"] if found else ""
 
 
 def parity_place(of: SetName, name: str) -> str:

@@ -11,7 +11,18 @@ from typing import overload
 
 from ckptd.shared.base.errors import DamagedError, IntegrityError
 from ckptd.shared.format.integrity import Purpose
-from ckptd.shared.format.manifest import MANIFEST, FileRecord, Manifest, Vote, VoteRef, decode_vote, pairs
+from ckptd.shared.format.manifest import (
+    MANIFEST,
+    MAX_RECORD_NBYTES,
+    FileRecord,
+    Manifest,
+    Vote,
+    Voted,
+    VoteRef,
+    decode_vote,
+    one_record_each,
+    pairs,
+)
 from ckptd.shared.format.stored_files import StoredFiles
 
 _AT_ONCE = 16  # a read of a small file waits for the store
@@ -22,7 +33,8 @@ OF_THE_DIRECTORY = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.E
 class StoredRecords(Sequence[FileRecord]):
     """By rank. Reading one blocks for as long as the store does, and raises DamagedError or OSError, naming the file.
 
-    Keeps what it has read. For several threads: two of them may read one vote twice.
+    Keeps what it has read. For several threads: two of them may read one vote twice. Reading all of them raises
+    DamagedError also where two votes differ about a rank.
     """
 
     def __init__(self, files: StoredFiles, manifest: Manifest) -> None:
@@ -57,6 +69,10 @@ class StoredRecords(Sequence[FileRecord]):
             with ThreadPoolExecutor(min(_AT_ONCE, len(missing)), thread_name_prefix="votes") as pool:
                 for _ in pool.map(self._vote, missing):
                     pass
+        try:
+            one_record_each(self.votes())
+        except DamagedError as error:
+            raise DamagedError(f"{self.files.where(MANIFEST)}: {error.message}", hint=_hint(self.files)) from error
         return (self[rank] for rank in range(len(self)))
 
     def vote_for(self, rank: int) -> Vote:
@@ -70,9 +86,10 @@ class StoredRecords(Sequence[FileRecord]):
     def _vote(self, number: int) -> Vote:
         if number not in self._votes:
             ref = self.manifest.votes[number]
-            vote = self._votes[number] = read_vote_of(self.files, self.manifest, ref)
+            vote = read_vote_of(self.files, self.manifest, ref)
             of = {record.rank: record for record in vote.files}
             self._records.update({rank: of[rank] for rank in ref.ranks})
+            self._votes[number] = vote  # last: another thread that finds it finds its records
         return self._votes[number]
 
 
@@ -108,10 +125,21 @@ def read_vote_of(files: StoredFiles, manifest: Manifest, ref: VoteRef) -> Vote:
     return vote
 
 
+def read_vote_at(files: StoredFiles, place: str) -> Voted:
+    """A vote that no manifest pins, by its place. Raises DamagedError, also for one of another place, and OSError."""
+    where = files.where(place)
+    raw = files.read(place, MAX_RECORD_NBYTES)
+    vote = decode_vote(raw, where=where, integrity=files.integrity)
+    found = Voted(vote, len(raw), files.integrity.digest(raw, Purpose.VOTE_FILE))
+    if found.place != place:
+        raise DamagedError(f"{where}: is the vote that belongs at {found.place}")
+    return found
+
+
 def misfit_of(vote: Vote, manifest: Manifest, ref: VoteRef) -> str:
     """Why the vote is none of the manifest's; empty when it is. Pure."""
-    if vote.node != ref.node:
-        return f"is the vote of node {vote.node!r}"
+    if (vote.node, vote.folder) != (ref.node, manifest.folders[ref.folder]):
+        return f"is the vote of node {vote.node!r} in {vote.folder}"
     said = (vote.store_id, vote.job, vote.save, vote.world_size)
     if said != (manifest.store_id, manifest.job, manifest.save, manifest.world_size):
         return f"a vote that {MANIFEST} does not know"

@@ -31,6 +31,7 @@ from ckptd.shared.format.manifest import (
     encode_record,
     make_manifest,
     one_record_each,
+    vote_file,
 )
 from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.stored_files import StoredFiles
@@ -49,10 +50,12 @@ from ckptd.system.files import FileLayer, is_temp
 
 
 def write_vote(fs: FileLayer, key: JobKey, vote: Vote) -> None:
-    """The node's word, durable, and the name of its parity: call it when its files are synced."""
-    place = Place(key, vote.save)
-    path = os.path.join(place.partial, vote.place)
-    data, synced = encode_record(vote, fs.integrity), _reaching("commit.vote-unsynced")
+    """The node's word, durable, and the name of its parity: call it when its files are synced.
+
+    A vote that says something else has another name, so none that a commit may have read is ever replaced.
+    """
+    place, (name, data) = Place(key, vote.save), vote_file(vote, fs.integrity)
+    path, synced = os.path.join(place.partial, name), _reaching("commit.vote-unsynced")
     try:
         temp = fs.write_temp(path, data, before_sync=synced)
     except FileNotFoundError:  # its set is a new one; or the save was removed: then this is not there either

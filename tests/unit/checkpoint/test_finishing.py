@@ -10,7 +10,7 @@ from ckptd.checkpoint.finish import finish
 from ckptd.checkpoint.verify import verify_path
 from ckptd.cli import invoke
 from ckptd.shared.base.ids import JobKey, SaveId
-from tests.runs import RUN, VOTES
+from tests.runs import RUN, VOTES, file_in, vote_in
 from tests.unit.checkpoint.test_verify import build
 
 OLD, SAVE, NEW = SaveId(1, 1, 20, RUN), SaveId(1, 2, 30, RUN), SaveId(1, 3, 40, RUN)
@@ -41,7 +41,7 @@ def test_of_several_the_older_comes_first_and_one_can_be_chosen(tmp_path, capsys
 
 def test_what_is_missing_is_reported_and_nothing_touched(tmp_path, capsys):
     partial = build(tmp_path, finish=False)
-    (partial / VOTES[1]).unlink()
+    vote_in(partial, 1).unlink()
     before = sorted(os.listdir(partial))
     assert invoke(["commit", str(tmp_path)]) == 1
     assert "not committed: step 30: " in (out := capsys.readouterr().out)
@@ -89,7 +89,7 @@ def test_what_is_not_all_there_keeps_its_name(tmp_path, capsys, gone, said):
     """As an unfinished one, it could be removed by the next daemon."""
     final = build(tmp_path, SAVE)
     for name in ("COMMITTED", gone):
-        (final / name).unlink()
+        file_in(final, name).unlink()
     assert invoke(["commit", str(final)]) != 0
     assert said in capsys.readouterr().err
     assert os.listdir(final.parent).count(SAVE.dirname) == 1

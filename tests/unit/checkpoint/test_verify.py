@@ -15,7 +15,7 @@ from ckptd.store.posix.commit import commit, write_vote
 from ckptd.store.posix.image_writer import make_set, write_image
 from ckptd.store.posix.scan import Place
 from ckptd.system.files import FileLayer
-from tests.runs import RUN, SET, VOTES
+from tests.runs import RUN, SET, VOTES, file_in, vote_in
 from tests.slots import make_vote, reseal, some_tensors, write_slot
 
 SAVE = SaveId(1, 2, 30, RUN)
@@ -94,11 +94,12 @@ def test_the_block_that_is_damaged_is_the_one_that_is_named(tmp_path) -> None:
 @pytest.mark.parametrize("name", [VOTES[1], MANIFEST, COMMITTED])
 def test_any_bit_of_a_record(tmp_path, name) -> None:
     final = build(tmp_path)
-    for at in range(0, (final / name).stat().st_size, 3):
-        flip(final / name, at, bit=at % 8)
+    file = file_in(final, name)
+    for at in range(0, file.stat().st_size, 3):
+        flip(file, at, bit=at % 8)
         report = verify.verify_path(str(final))
-        assert f"{final / name}: " in words(report), (at, words(report))
-        flip(final / name, at, bit=at % 8)
+        assert f"{file}: " in words(report), (at, words(report))
+        flip(file, at, bit=at % 8)
     assert verify.verify_path(str(final)).ok
 
 
@@ -113,7 +114,7 @@ def test_what_is_missing_short_or_strange_is_named(tmp_path) -> None:
     final = build(tmp_path)
     os.unlink(final / "r00000-p00.safetensors")
     os.truncate(final / "r00001-p00.safetensors", 4096)
-    (final / VOTES[2]).with_name("stranger.vote").write_bytes(b"x")
+    vote_in(final).with_name(f"stranger.{0:016x}.vote").write_bytes(b"x")
     (final / "extra.safetensors").write_bytes(b"x")
     (final / ".r00000-p00.safetensors.tmp-1").write_bytes(b"x")
     report = verify.verify_path(str(final))
@@ -121,6 +122,17 @@ def test_what_is_missing_short_or_strange_is_named(tmp_path) -> None:
     for part in ("r00000-p00.safetensors: missing", "r00001-p00.safetensors: 4096 bytes", "stranger", "extra"):
         assert part in text
     assert ".tmp-1" in report.notes[0]
+
+
+def test_what_lies_beside_the_sets_is_noted(tmp_path) -> None:
+    """A vote in a directory that no set has: nobody reads it."""
+    final = build(tmp_path)
+    place = final / "sets" / "elsewhere" / vote_in(final).name
+    place.parent.mkdir()
+    place.write_bytes(vote_in(final).read_bytes())
+    report = verify.verify_path(str(final))
+    assert report.ok
+    assert report.notes == [f"{place}: no vote names it, may be deleted"]
 
 
 def test_a_checkpoint_of_another_name_and_one_not_committed(tmp_path) -> None:
@@ -134,11 +146,12 @@ def test_a_checkpoint_of_another_name_and_one_not_committed(tmp_path) -> None:
 
 def test_records_of_another_save_are_noticed(tmp_path) -> None:
     final, other = build(tmp_path), build(tmp_path, SaveId(1, 3, 40, RUN))
-    (final / VOTES[0]).write_bytes((other / VOTES[0]).read_bytes())
+    vote_in(final).write_bytes(vote_in(other).read_bytes())
     (final / MANIFEST).write_bytes((other / MANIFEST).read_bytes())
     text = words(verify.verify_path(str(final)))
     assert f"does not match {MANIFEST}: save" in text
-    assert "node1.vote: is not the vote" in text
+    assert f"{vote_in(final)}: a vote that {MANIFEST} does not know: is the vote that belongs at" in text
+    assert f"{vote_in(final, 1)}: a vote that {MANIFEST} does not know" in text
 
 
 def test_unfinished_saves_and_trash_are_notes(tmp_path) -> None:

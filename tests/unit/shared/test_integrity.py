@@ -32,6 +32,7 @@ from ckptd.shared.format.manifest import (
     decode_vote,
     encode_record,
     make_manifest,
+    vote_file,
 )
 from ckptd.shared.format.sealed_record import VERSION
 from ckptd.shared.format.slot import PAGE, SEALS_NBYTES, Seal, SlotState, decode_seals, encode_seal, next_seal
@@ -338,8 +339,9 @@ def test_a_reader_without_a_key_says_what_to_type(tmp_path):
     final = tmp_path / "job" / SAVE.dirname
     final.mkdir(parents=True)
     vote = a_manifests_vote(ONE)
-    (final / vote.place).parent.mkdir(parents=True)
-    (final / vote.place).write_bytes(encode_record(vote, ONE))
+    place, raw = vote_file(vote, ONE)
+    (final / place).parent.mkdir(parents=True)
+    (final / place).write_bytes(raw)
     manifest = make_manifest([voted(vote, ONE)], save=SAVE, writer="w", integrity=ONE)
     raw = encode_record(manifest, ONE)
     (final / MANIFEST).write_bytes(raw)

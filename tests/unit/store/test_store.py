@@ -5,10 +5,11 @@ import errno
 import fcntl
 import mmap
 import os
+import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
@@ -32,7 +33,7 @@ from ckptd.store.posix.store import PosixStore
 from ckptd.store.worker import other_jobs
 from ckptd.system.files import FileLayer, is_temp, temp_name
 from tests.records import pin, unpin
-from tests.runs import RUN, SET, VOTES
+from tests.runs import RUN, SET, VOTES, vote_in
 from tests.slots import Slot, make_vote, some_tensors, write_slot
 from tests.stored import records_of
 
@@ -137,12 +138,12 @@ def test_scan_lists_what_it_cannot_read_as_problems(key) -> None:
 def test_scan_names_a_damaged_vote(key) -> None:
     fs = FileLayer()
     place = drained(fs, key, SAVE)
-    flip(f"{place.partial}/{VOTES[1]}")
+    flip(vote_in(place.partial, 1))
     (partial,) = scan(fs, key).partials
     assert not partial.finishable
     assert partial.voted == ["node0"]
     assert f"{place.partial}/{VOTES[1]}" in partial.missing
-    with pytest.raises(DamagedError, match=r"node1\.vote"):
+    with pytest.raises(DamagedError, match=r"node1\."):
         commit(fs, key, SAVE, "test")
 
 
@@ -672,7 +673,8 @@ def test_a_node_whose_set_has_changed_counts_once_by_its_later_vote(key) -> None
     assert (partial.finishable, partial.voted) == (True, ["node0", "node1"])
     commit(fs, key, SAVE, "test")
     manifest = records_of(place.final).manifest
-    assert [manifest.place_of(ref) for ref in manifest.votes] == [VOTES[0], f"sets/{LATER_SET}/node1.vote"]
+    folders = [os.path.dirname(manifest.place_of(ref)) for ref in manifest.votes]
+    assert folders == [f"sets/{SET}", f"sets/{LATER_SET}"]
     assert not verify_path(place.final).problems
 
 
@@ -709,3 +711,97 @@ def test_a_vote_that_comes_while_two_commit_leaves_the_first_manifest_in_force(k
     commit(Between(), key, SAVE, "test")
     report = verify_path(place.final)
     assert not report.problems
+
+
+class Meeting(FileLayer):
+    """Another process votes at the one call of a commit that has the number."""
+
+    def __init__(self, number: int, meet: Callable[[], None]) -> None:
+        super().__init__()
+        self._left, self._meet = number, meet
+
+    def _call(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._meet()
+
+    def read_file(self, path: str, max_nbytes: int) -> bytes:
+        self._call()
+        return super().read_file(path, max_nbytes)
+
+    def rename(self, source: str, target: str) -> None:
+        self._call()
+        super().rename(source, target)
+
+    def fsync_dir(self, path: str) -> None:
+        self._call()
+        super().fsync_dir(path)
+
+    @property
+    def reached(self) -> bool:
+        return self._left <= 0
+
+
+@pytest.mark.parametrize("number", range(1, 11))
+def test_a_vote_that_is_written_while_another_process_commits_breaks_no_checkpoint(key, number) -> None:
+    """The same node says more than before, between any two calls of the commit."""
+    place = drained(FileLayer(), key, SAVE)
+    slots = [write_slot(f"{key.store}/slot{rank}", key, SAVE, rank=rank, world_size=2) for rank in range(2)]
+    more = make_vote(key, SAVE, "node1", slots, world_size=2)
+
+    def vote() -> None:
+        with contextlib.suppress(FileNotFoundError):  # it is committed: the vote is not needed any more
+            write_vote(FileLayer(), key, more)
+
+    fs = Meeting(number, vote)
+    commit(fs, key, SAVE, "test")
+    assert fs.reached
+    assert not verify_path(place.final).problems
+    assert [record.rank for record in records_of(place.final)] == [0, 1]
+
+
+def test_of_votes_of_one_epoch_that_with_more_ranks_counts(key) -> None:
+    """Whichever of the two directories is the later by name."""
+    fs = FileLayer()
+    for folder in ("e00000001-00000000", "e00000001-ffffffff"):
+        place = drained(fs, key, SAVE, nodes=0)
+        slots = [write_slot(f"{key.store}/slot{rank}", key, SAVE, rank=rank, world_size=2) for rank in range(2)]
+        for slot in slots:
+            write_image(fs, place, SET, image_of(slot), Flow())
+        other = {"e00000001-00000000": "e00000001-ffffffff"}.get(folder, "e00000001-00000000")
+        for where, said in ((folder, slots), (other, slots[1:])):
+            vote = make_vote(key, SAVE, "node1", said, world_size=2)
+            write_vote(fs, key, msgspec.structs.replace(vote, folder=where))
+        assert scan(fs, key).partials[0].finishable
+        commit(fs, key, SAVE, "test")
+        assert not verify_path(place.final).problems
+        shutil.rmtree(place.final)
+
+
+def voted_for_both(fs: FileLayer, key: JobKey, *, seed: int = SAVE.step + 1) -> str:
+    """node1 has voted for its rank, and then for both. Where its first vote lies."""
+    place = drained(fs, key, SAVE)
+    first = str(vote_in(place.partial, 1))
+    seeds = (SAVE.step, seed)
+    slots = [
+        write_slot(f"{key.store}/slot{rank}", key, SAVE, some_tensors(seed=of), rank=rank, world_size=2)
+        for rank, of in enumerate(seeds)
+    ]
+    write_vote(fs, key, make_vote(key, SAVE, "node1", slots, world_size=2))
+    return first
+
+
+def test_a_damaged_vote_of_a_node_that_has_voted_again_is_not_needed(key) -> None:
+    fs = FileLayer()
+    flip(voted_for_both(fs, key))
+    assert scan(fs, key).partials[0].finishable
+    commit(fs, key, SAVE, "test")
+    assert [record.rank for record in records_of(Place(key, SAVE).final)] == [0, 1]
+
+
+def test_two_votes_of_a_node_that_differ_about_a_rank_are_not_committed(key) -> None:
+    fs = FileLayer()
+    voted_for_both(fs, key, seed=2)
+    assert "node1 and node1 differ about r00001" in scan(fs, key).partials[0].missing
+    with pytest.raises(DamagedError, match="node1 and node1 differ about r00001"):
+        commit(fs, key, SAVE, "test")
