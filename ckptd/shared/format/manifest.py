@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 
 from ckptd.shared.base.decoding import decoded
-from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.base.errors import DamagedError, UsageError
 from ckptd.shared.base.ids import (
     MAX_PARTS,
     MAX_RANKS,
@@ -245,11 +245,23 @@ _manifest_decoder = msgspec.msgpack.Decoder(Manifest)
 
 
 def encode_record(record: Vote | Manifest, integrity: Integrity = XXH3) -> bytes:
-    """Self-checking file content of a vote or manifest, which must name integrity's kind and key."""
-    integrity.check(record.digest_kind, record.key_id, type(record).__name__.lower())
+    """Self-checking file content of a vote or manifest, which must name integrity's kind and key.
+
+    Raises UsageError for one that is larger than readers take.
+    """
+    what = "manifest" if isinstance(record, Manifest) else f"vote of node {record.node}"
+    integrity.check(record.digest_kind, record.key_id, what)
     if isinstance(record, Manifest):
-        return sealed(_encoder.encode(record), integrity, Purpose.MANIFEST)
-    return sealed(_encoder.encode(stored(record)), integrity, Purpose.VOTE)
+        raw = sealed(_encoder.encode(record), integrity, Purpose.MANIFEST)
+    else:
+        raw = sealed(_encoder.encode(stored(record)), integrity, Purpose.VOTE)
+    if len(raw) > MAX_RECORD_NBYTES:
+        raise UsageError(
+            f"the {what} for {record.save} of job {record.job!r} has {len(raw)} bytes, and at most {MAX_RECORD_NBYTES} "
+            "can be read again",
+            hint="a vote holds the values of its node's ranks that are no tensors: save large ones as tensors",
+        )
+    return raw
 
 
 def vote_file(vote: Vote, integrity: Integrity = XXH3) -> tuple[str, bytes]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptd.shared.base.errors import DamagedError, IntegrityError
+from ckptd.shared.base.errors import DamagedError, IntegrityError, UsageError
 from ckptd.shared.base.ids import SaveId, file_name
 from ckptd.shared.format import manifest as man
 from ckptd.shared.format.committed_record import decode_committed, encode_committed, make_committed
@@ -236,3 +236,20 @@ def test_records_of_another_version_are_refused_and_both_are_named(changed):
     raw = msgspec.json.encode(msgspec.to_builtins(COMMITTED) | {"format": 2, "replicas": "apart"} | changed)
     with pytest.raises(DamagedError, match=r"^x: format 2, this program reads 4"):
         decode_committed(raw, where="x")
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (VOTES[0].vote, "the vote of node n1 for step 100 .* of job 'job' has"),
+        (MANIFEST, "the manifest for step 100 .* of job 'job' has"),
+    ],
+)
+def test_no_record_is_written_that_no_reader_would_read(monkeypatch, record, words):
+    nbytes = len(man.encode_record(record))
+    monkeypatch.setattr(man, "MAX_RECORD_NBYTES", nbytes)
+    assert len(man.encode_record(record)) == nbytes
+    monkeypatch.setattr(man, "MAX_RECORD_NBYTES", nbytes - 1)
+    with pytest.raises(UsageError, match=rf"{words} {nbytes} bytes, and at most {nbytes - 1}") as caught:
+        man.encode_record(record)
+    assert "tensors" in caught.value.hint
