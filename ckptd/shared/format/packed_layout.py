@@ -8,6 +8,7 @@ meshes, the offsets of boxes that no mesh reproduces. Numbers lie in columns.
 The writer takes a placement only where it reproduces the box; a reader takes what the form says. Pure.
 """
 
+import collections
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, NamedTuple, TypeVar
@@ -206,6 +207,10 @@ def _plan_in(data: bytes) -> _Plan:
     (raw,) = parts_in(data, 1, "plan")
     plan = decoded(_plan_decoder.decode, raw, "plan: layout is not readable")
     _check_version(plan.version, "plan")
+    names = collections.Counter(one.name for one in plan.tensors)
+    if len(names) != len(plan.tensors):
+        name, _ = names.most_common(1)[0]
+        raise DamagedError(f"layout: two tensors of the name {shown(name)}")
     return plan
 
 
@@ -230,6 +235,10 @@ def _opened(parts: Parts, where: str) -> tuple[_Plan, _Form, _Own, list[Sequence
     own = decoded(_own_decoder.decode, parts.own, f"{where}: layout is not readable")
     form, (tensors, how, sizes, gaps, heads, tails) = _of(_form_in, parts.form, where)
     _check_version(own.version, where)
+    files = max(1, len(own.parts))
+    if form.count > len(plan.tensors) * files:  # each once in a file; before a box is made, which takes 300 bytes
+        most = f"{len(plan.tensors)} tensors have at most {len(plan.tensors) * files}"
+        raise DamagedError(f"{where}: layout: {form.count} boxes, and {most}, one in each file")
     counted = [numbers_in(one, form.count, where) for one in (tensors, how, gaps, heads, tails)]
     if max(counted[1], default=0) > len(form.placements):
         raise DamagedError(f"{where}: layout: a placement that is none of its form's")

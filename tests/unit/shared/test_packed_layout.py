@@ -1,15 +1,19 @@
 """Layouts as bytes: each part once for all that have it alike, placements only where they reproduce the boxes."""
 
+import os
+import resource
+
 import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import file_name
 from ckptd.shared.format import layout as lay
 from ckptd.shared.format.columns import column, most_nbytes, numbers_in, parts_in, signed, squeezed, unsigned
-from ckptd.shared.format.packed_layout import decode_layout, encode_layout, glance, parted
+from ckptd.shared.format.packed_layout import decode_layout, encode_layout, glance, layout_in, parted
 from ckptd.shared.format.placement import REPLICATED, Mesh, Placed, box_at
 
 RANKS, TENSORS = 16, 40
@@ -107,3 +111,31 @@ def test_what_swells_beyond_all_reason_is_stored_as_it_is():
     data = squeezed([raw])
     assert parts_in(data, 1, "x") == [raw]
     assert most_nbytes(data) > len(raw)
+
+
+def with_form(parts, count):
+    """Of the first tensor as many boxes. pad: a field that no reader knows, so that the rest may swell so much."""
+    zero, one = bytes([1]) + bytes(count), bytes([1]) + bytes([1]) * count
+    steps = bytes([1, 2]) + bytes(count - 1)
+    said = {"version": lay.VERSION, "count": count, "meshes": [[1]], "placements": [[0, [0]]]}
+    head = msgspec.msgpack.encode(said | {"pad": os.urandom(780_000)})
+    return parts._replace(form=squeezed([head, steps, one, b"\x01", zero, zero, zero]))
+
+
+def test_a_form_of_more_boxes_than_its_tensors_can_have_is_refused_before_one_is_made():
+    """Zeros deflate to nothing: a megabyte must not become gigabytes of boxes."""
+    count = 10_000_000
+    parts = with_form(parted(encode_layout(a_layout(0)), "x"), count)
+    assert sum(map(len, parts)) < 1 << 20
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DamagedError, match=f"x: layout: {count} boxes, and {TENSORS} tensors have at most {TENSORS}"):
+        layout_in(parts, where="x")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10, "KiB"
+
+
+@pytest.mark.parametrize("shape", [(RANKS, 8), (1,)])
+def test_a_plan_that_names_a_tensor_twice_is_refused(shape):
+    layout = a_layout(0)
+    twice = msgspec.structs.replace(layout, absent=[lay.Planned(layout.tensors[0].name, "F64", shape)])
+    with pytest.raises(DamagedError, match=r"x: layout: two tensors of the name 'model.layers.0.weight'"):
+        decode_layout(encode_layout(twice), where="x")
