@@ -20,9 +20,9 @@ def command(path: str, as_json: bool, integrity: Integrity) -> int:
     """Mend the checkpoint in PATH: images, and parity, that are missing or damaged.
 
     They are made again from the other images and from the parity that the daemons wrote beside them (setting
-    drain_parity). Every block is compared with the manifest before a file gets its name; sound files are not touched.
+    drain_parity). Every block is compared with the votes before a file gets its name; sound files are not touched.
 
-    Exit code 1 if a file cannot be made again. Votes, manifest and files for other readers are not looked at: that is
+    Exit code 1 if a file cannot be made again: a vote never can. Files for other readers are not looked at: that is
     ckptd verify.
     """
     with counting("looking for damage", quiet=as_json) as progress:

@@ -3,15 +3,19 @@
 import contextlib
 import os
 from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
 
 from ckptd.checkpoint.repair.files import IMAGES, Bytes
 from ckptd.checkpoint.whereabouts import where_checkpoints_are
 from ckptd.parity.code import code_of
 from ckptd.parity.plan import Map, map_of
 from ckptd.parity.record import Record, decode_record, set_name
-from ckptd.shared.base.errors import DamagedError, UsageError
+from ckptd.shared.base.errors import DamagedError, IntegrityError, UsageError
 from ckptd.shared.base.ids import parse_dirname, parse_partial_dirname
-from ckptd.shared.format.committed import TRASH_PREFIX, open_records
+from ckptd.shared.base.wording import named_ranks
+from ckptd.shared.format.committed import RECORDS, TRASH_PREFIX, open_sound
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.layout import Extent
 from ckptd.shared.format.manifest import (
@@ -20,20 +24,24 @@ from ckptd.shared.format.manifest import (
     FileRecord,
     Manifest,
     ParityRecord,
+    Vote,
+    VoteRef,
     encode_objects,
+    one_record_each,
 )
 from ckptd.shared.format.packed_layout import joined
 from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.format.stored_files import StoredFiles, read_some
-from ckptd.shared.format.stored_records import StoredRecords
+from ckptd.shared.format.stored_records import read_vote_of
 from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.stores.kinds import open_files, real
+from ckptd.store.together import together
 
 
 @dataclass
 class Set:
-    """A redundancy set. files: what the manifest says of each member's parity; records: those that can be read."""
+    """A redundancy set. files: what the votes say of each member's parity; records: those that can be read."""
 
     name: str
     parity_chunk: ParityChunk  # of any member
@@ -57,26 +65,34 @@ class Set:
         return Bytes(files, [extent], record.table if record else b"", extent.nbytes)
 
 
+class Lost(msgspec.Struct, frozen=True):
+    """A file that cannot be made again, and why."""
+
+    path: str
+    what: str
+
+
 @dataclass
 class Checkpoint:
     """What there is to mend, and to mend it from."""
 
     files: StoredFiles
-    records: StoredRecords
-    images: dict[int, Bytes]
+    manifest: Manifest
+    votes: list[Vote]  # those that can be read
+    records: dict[int, FileRecord]  # by rank, as these votes say
     sets: list[Set] = field(default_factory=list)
-    unreadable: list[str] = field(default_factory=list)  # parity files of no readable set
+    lost: list[Lost] = field(default_factory=list)  # votes, and parity of no set that can be read
     notes: list[str] = field(default_factory=list)
 
     @property
-    def manifest(self) -> Manifest:
-        """The root of its records."""
-        return self.records.manifest
+    def images(self) -> dict[int, Bytes]:
+        """Of the ranks whose records there are."""
+        return {r.rank: Bytes(self.files, r.extents(), r.digests, r.nbytes) for r in self.records.values()}
 
     @property
     def parity(self) -> list[ParityRecord]:
         """Of all parity files, by place."""
-        return sorted({vote.parity for vote in self.records.votes() if vote.parity is not None})
+        return sorted({vote.parity for vote in self.votes if vote.parity is not None})
 
 
 def open_checkpoint(path: str, integrity: Integrity = XXH3) -> Checkpoint:
@@ -94,11 +110,33 @@ def open_checkpoint(path: str, integrity: Integrity = XXH3) -> Checkpoint:
         what = "is no checkpoint's directory"
     if what:
         raise UsageError(f"{path} {what}", hint=where_checkpoints_are(path))
-    records = open_records(files)  # what else is wrong is to be mended
-    images = {r.rank: Bytes(files, r.extents(), r.digests, r.nbytes) for r in records}
-    found = Checkpoint(files, records, images)
+    found = _with_votes(files, open_sound(files, RECORDS))  # what else is wrong is to be mended
     _find_sets(found)
     return found
+
+
+def _with_votes(files: StoredFiles, manifest: Manifest) -> Checkpoint:
+    read = together(partial(_vote, files, manifest), manifest.votes)
+    votes = [vote for vote in read if not isinstance(vote, DamagedError)]
+    found = Checkpoint(files, manifest, votes, {record.rank: record for record in one_record_each(votes)})
+    for ref, vote in zip(manifest.votes, read, strict=True):
+        if isinstance(vote, DamagedError):
+            where, ranks = files.where(manifest.place_of(ref)), set(ref.ranks) - found.records.keys()
+            what = vote.message.removeprefix(f"{where}: ")
+            if ranks:
+                what += f"; nothing else says what the images of {named_ranks(ranks)} should be"
+            found.lost.append(Lost(where, what))
+    return found
+
+
+def _vote(files: StoredFiles, manifest: Manifest, ref: VoteRef) -> Vote | DamagedError:
+    """The vote, or what is wrong with it. Raises OSError, and IntegrityError: of the others nothing can be said."""
+    try:
+        return read_vote_of(files, manifest, ref)
+    except IntegrityError:
+        raise
+    except DamagedError as error:
+        return error
 
 
 def _find_sets(checkpoint: Checkpoint) -> None:
@@ -115,20 +153,22 @@ def _find_sets(checkpoint: Checkpoint) -> None:
                 continue
             if (set_name(record.parity_chunk), record.parity_chunk.index) == (name, member):
                 records[member] = record
-        where = checkpoint.files.where(SETS_DIR)
         if not records:
-            checkpoint.unreadable += [checkpoint.files.where(file.place) for file in files.values()]
+            where = map(checkpoint.files.where, (file.place for file in files.values()))
+            checkpoint.lost += [Lost(path, "no parity of its set can be read") for path in where]
             continue
         parity_chunk = next(iter(records.values())).parity_chunk
         stranger = _stranger(parity_chunk, checkpoint) or _misfit(parity_chunk, files)
         if stranger:
-            checkpoint.notes.append(f"{where}: the parity {name} is of other bytes: {stranger}")
+            checkpoint.notes.append(
+                f"{checkpoint.files.where(SETS_DIR)}: the parity {name} is of other bytes: {stranger}"
+            )
             continue
         checkpoint.sets.append(Set(name, parity_chunk, files, records))
 
 
 def _misfit(parity_chunk: ParityChunk, files: dict[int, ParityRecord]) -> str:
-    """Why the manifest cannot be right about the sizes of the set's files; empty when it can.
+    """Why the votes cannot be right about the sizes of the set's files; empty when they can.
 
     A size that nothing but one record says would be made and read: each must be what the members' images come to.
     """
@@ -149,13 +189,14 @@ def read_record(files: StoredFiles, file: ParityRecord) -> Record:
 
 
 def _stranger(parity_chunk: ParityChunk, checkpoint: Checkpoint) -> str:
-    """Why the parity chunk is not of what the manifest lists; empty when it is."""
+    """Why the parity chunk is not of what the votes list; empty when it is. Of a rank without a vote it may be."""
     records, integrity = checkpoint.records, checkpoint.files.integrity
     if parity_chunk.save != checkpoint.manifest.save:
         return f"of {parity_chunk.save}"
     for column in parity_chunk.columns:
         for seal in column.seals:
-            if seal.rank >= len(records) or not _fits(seal, records[seal.rank], integrity):
+            record = records.get(seal.rank)
+            if seal.rank >= checkpoint.manifest.world_size or (record and not _fits(seal, record, integrity)):
                 return f"the image of rank {seal.rank} differs"
     return ""
 
@@ -179,12 +220,14 @@ def _fits(seal: Seal, record: FileRecord, integrity: Integrity) -> bool:
 def tails(checkpoint: Checkpoint, wanted: Set) -> tuple[dict[int, bytes], list[int]]:
     """The tail of each segment of the set as it lay in its slot, and the ranks whose plain leaves are not known.
 
-    Its vote has everything.
+    Its vote has everything: of a rank without one there is no tail.
     """
     found, unknown = {}, []
     for column in wanted.parity_chunk.columns:
         for seal in column.seals:
-            record = checkpoint.records[seal.rank]
+            record = checkpoint.records.get(seal.rank)
+            if record is None:
+                continue
             tail = record.digests + joined(record.layout) + record.leaves
             if seal.objects_nbytes:
                 objects = _objects(checkpoint, seal)
@@ -197,8 +240,9 @@ def tails(checkpoint: Checkpoint, wanted: Set) -> tuple[dict[int, bytes], list[i
 
 def _objects(checkpoint: Checkpoint, seal: Seal) -> bytes:
     """Encoded as the rank encoded them; empty when no vote has them."""
-    vote = checkpoint.records.vote_for(seal.rank)
-    if vote.stock_objects is None:
-        return b""
-    objects = encode_objects(vote.stock_objects)
-    return objects if checkpoint.files.integrity.digest(objects, Purpose.OBJECTS) == seal.objects_digest else b""
+    for vote in checkpoint.votes:
+        if vote.stock_objects is not None:
+            objects = encode_objects(vote.stock_objects)
+            if checkpoint.files.integrity.digest(objects, Purpose.OBJECTS) == seal.objects_digest:
+                return objects
+    return b""

@@ -121,7 +121,7 @@ class FileSources:
         self, images: Mapping[int, Bytes], tails: Mapping[int, bytes], parities: Mapping[int, Bytes], files: OpenFiles
     ) -> None:
         self.cancel = Cancel()
-        self.integrity = XXH3  # what is solved is compared with the manifest, not what it is solved from
+        self.integrity = XXH3  # what is solved is compared with the votes, not what it is solved from
         self._images, self._tails, self._parities, self._files = images, tails, parities, files
 
     def open(self, node: str) -> "_FileSource":

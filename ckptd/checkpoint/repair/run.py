@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec.structs import replace
 
-from ckptd.checkpoint.repair.checkpoint import Checkpoint, Set, open_checkpoint, tails
+from ckptd.checkpoint.repair.checkpoint import Checkpoint, Lost, Set, open_checkpoint, tails
 from ckptd.checkpoint.repair.files import Bytes, FileSources, OpenFiles, block_buffer
 from ckptd.checkpoint.repair.plan import Bad, Fix, solve
 from ckptd.checkpoint.repair.plan import Target as Key
@@ -21,6 +21,7 @@ from ckptd.parity.streams import start_of
 from ckptd.parity.table import Table
 from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
 from ckptd.shared.base.ids import JobKey, file_name
+from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.slot import PAGE
 from ckptd.store.opening import open_store
@@ -30,13 +31,6 @@ _SLICE_NBYTES = 1 << 20
 _MEMORY_NBYTES = 16 << 20
 _SHOWN = 6
 Progress = Callable[[int], None]
-
-
-class Lost(msgspec.Struct, frozen=True):
-    """A file that cannot be made again, and why."""
-
-    path: str
-    what: str
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +73,8 @@ class _Rebuild:
         self._buffer = block_buffer()
         self.nbytes = 0
         self.rebuilt: list[str] = []
-        self.lost: list[Lost] = [Lost(path, "no parity of its set can be read") for path in checkpoint.unreadable]
+        self.lost: list[Lost] = list(checkpoint.lost)
+        self._all_images = checkpoint.images
         self._images: dict[int, Target] = {}  # damaged, by rank
         self._parities: dict[str, dict[int, Target]] = {}  # damaged, by set and member
 
@@ -87,11 +82,13 @@ class _Rebuild:
     def damaged(self) -> list[str]:
         """Paths of all files that are not as they should be, or of which a block is not."""
         targets = [*self._images.values(), *(t for found in self._parities.values() for t in found.values())]
-        return [t.content.path(extent) for t in targets for extent in t.concerned] + self.checkpoint.unreadable
+        return [t.content.path(extent) for t in targets for extent in t.concerned] + [
+            lost.path for lost in self.checkpoint.lost
+        ]
 
     def run(self) -> None:
         """Everything. Raises DamagedError when there is damage and no parity at all."""
-        for rank, image in self.checkpoint.images.items():
+        for rank, image in self._all_images.items():
             self._look(self._images, rank, image, file_name(rank))
         for one in self.checkpoint.sets:
             found = self._parities.setdefault(one.name, {})
@@ -145,9 +142,8 @@ class _Rebuild:
         fixes, gone = solve(code_of(one.parity_chunk), self._columns(one, ranks, unknown), self._bad_parity(one))
         keys: list[Key] = [key for key in self._keys(one, ranks) if key not in gone]
         targets = {key: self._images[key[1]] if key[0] == "image" else parities[key[1]] for key in keys}
-        images = self.checkpoint.images
         all_parities = {member: one.parity(self.checkpoint.files, member) for member in one.files}
-        sources = FileSources(images, found_tails, all_parities, self._files)
+        sources = FileSources(self._all_images, found_tails, all_parities, self._files)
         try:
             self._begin(targets.values())
             for fix in fixes:
@@ -186,6 +182,9 @@ class _Rebuild:
             bads = columns.setdefault(member, [])
             for seal in column.seals:
                 base = start_of(column, seal.rank)
+                if seal.rank not in self._all_images:  # its vote cannot be read: nothing says which bytes are sound
+                    bads.append(Bad(base, base + seal.content_nbytes, None, 0))
+                    continue
                 target = self._images.get(seal.rank)
                 into: Key | None = ("image", seal.rank) if seal.rank in wanted else None
                 bads += [Bad(base + a, base + b, into, a) for a, b in (target.damage if target else [])]
@@ -256,8 +255,10 @@ class _Rebuild:
     def _why(self, one: Set) -> str:
         lacking = [e.name for r in one.ranks if r in self._images for e in self._images[r].concerned]
         lacking += [target.name for target in self._parities[one.name].values()]
+        unknown = set(one.ranks) - self._all_images.keys()
+        lacking += [f"what the vote of {named_ranks(unknown)} says"] if unknown else []
         none = len(one.parity_chunk.columns) - len(one.files)
-        more = [f"the parity of {none} members, which was not drained"] if none else []
+        more = [f"the parity of {none} members, which no vote names"] if none else []
         members, scheme = len(one.parity_chunk.columns), one.parity_chunk.scheme
         return (
             f"its set of {members} nodes bears the loss of {scheme.losses} ({scheme.value}) and lacks "

@@ -95,7 +95,7 @@ class Extent(NamedTuple):
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Constant part of a rank's manifest fragment."""
+    """What a rank says of its image: constant from save to save."""
 
     version: int
     file: FileName
@@ -190,7 +190,7 @@ class Leaf(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Leaves(msgspec.Struct, frozen=True, array_like=True):
-    """Changing part of a rank's manifest fragment."""
+    """What a rank has beside its tensors: new at each save."""
 
     version: int
     leaves: dict[str, Leaf]

@@ -11,7 +11,7 @@ import pytest
 from ckptd.checkpoint.repair.run import rebuild
 from ckptd.checkpoint.verify import verify_path
 from ckptd.cli import invoke
-from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
+from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.manifest import COMMITTED, MANIFEST
 from ckptd.shared.format.schemes import Scheme
@@ -199,14 +199,52 @@ def test_what_is_no_checkpoint_is_reported(tmp_path, arenas):
         rebuild(str(final))
 
 
-def test_a_damaged_vote_is_named(tmp_path, arenas):
-    """Nothing else says what the files of its node should be."""
+def damaged_vote(final, member):
+    """Its path; gone or of other bytes."""
+    (vote,) = final.glob(f"sets/*/n{member}.*.vote")
+    flip(vote, 40) if member else os.unlink(vote)
+    return str(vote)
+
+
+@pytest.mark.parametrize("member", [0, 1])
+def test_beside_a_damaged_vote_the_rest_is_mended(tmp_path, arenas, member):
+    """Nothing else says what the files of its node should be: they are another node's that the set lacks."""
+    final = Made(tmp_path, arenas, [[50_000], [80_001, 3], [33_333], [60_000]], Scheme.DOUBLE).commit()
+    before = files_of(final)
+    vote = damaged_vote(final, member)
+    gone = ["r00004-p00.safetensors", parities(final)[3]]
+    lose(*gone)(final)
+    outcome = rebuild(str(final))
+    assert {os.path.relpath(path, final) for path in outcome.rebuilt} == set(gone)
+    assert {name: data for name, data in files_of(final).items() if name in gone} == {n: before[n] for n in gone}
+    assert [lost.path for lost in outcome.lost] == [vote]
+    ranks = ("rank 0", "ranks 1-2")[member]
+    assert f"nothing else says what the images of {ranks} should be" in outcome.lost[0].what
+    assert vote in outcome.damaged
+
+
+def test_a_damaged_vote_counts_as_a_node_of_its_set(tmp_path, arenas, capsys):
+    """One loss is what the scheme bears: what else is lost in the set is named, and why."""
     final = Made(tmp_path, arenas, SMALL).commit()
-    (vote,) = final.glob("sets/*/n0.*.vote")
-    flip(vote, 40)
-    lose("r00000-p00.safetensors")(final)
-    with pytest.raises(DamagedError, match=r"n0\.[0-9a-f]+\.vote: is not the vote that"):
-        rebuild(str(final))
+    vote = damaged_vote(final, 1)
+    lose("r00003-p00.safetensors")(final)
+    left = files_of(final)
+    assert invoke(["rebuild", str(final)]) == 1
+    text = capsys.readouterr().out
+    assert f"lost: {vote}: is not the vote that" in text
+    assert f"lost: {final}/r00003-p00.safetensors: its set of 3 nodes bears the loss of 1 (xor) and lacks" in text
+    assert "what the vote of ranks 1-2 says" in text
+    assert files_of(final) == left
+
+
+@pytest.mark.parametrize("parity", [True, False])
+def test_a_damaged_vote_alone_is_named(tmp_path, arenas, parity):
+    """The images of the others are looked at."""
+    final = Made(tmp_path, arenas, SMALL).commit(parity=parity)
+    vote = damaged_vote(final, 1)
+    outcome = rebuild(str(final))
+    assert ([lost.path for lost in outcome.lost], outcome.rebuilt) == ([vote], [])
+    assert outcome.nbytes > 80_000
 
 
 POINTS = ["rebuild.half-pulled", "repair.file-unsynced", "repair.before-file-rename", "repair.after-file-rename"]
