@@ -16,13 +16,13 @@ from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.format.committed_record import encode_committed, make_committed
 from ckptd.shared.format.integrity import Purpose
 from ckptd.shared.format.manifest import COMMITTED, MANIFEST, StockFile, encode_record, make_manifest, vote_file
+from ckptd.shared.format.together import silent
 from ckptd.shared.stores import kinds
 from ckptd.store.facts import CommitOutcome
 from ckptd.store.interface import NO_INTENTS, Store
 from ckptd.store.numbers import check_counted, mark_superseded, taken_over_by
 from ckptd.store.scan import committed_at, pinned
 from ckptd.store.stock_files import stock_files
-from ckptd.store.together import silent
 from ckptd.store.votes import check_files, read_votes
 
 SCHEME = "memory"

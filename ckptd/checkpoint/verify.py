@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,7 +34,7 @@ from ckptd.shared.format.manifest import (
     StockFile,
     layout_of,
 )
-from ckptd.shared.format.packed_layout import parted
+from ckptd.shared.format.packed_layout import Known, parted
 from ckptd.shared.format.replica_attestations import compared, doubt
 from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals, is_page
@@ -60,7 +61,12 @@ class Problem(msgspec.Struct, frozen=True):
         return f"{self.path}:{place} {self.what}"
 
 
-Whose = tuple[SaveId | None, int]  # the save, if known, and the number of ranks
+class Whose(NamedTuple):
+    """The save, if known, and the number of ranks; and what ranks have alike of their layouts."""
+
+    save: SaveId | None
+    world_size: int
+    known: Known
 
 
 def _ignore(_nbytes: int) -> None:
@@ -191,7 +197,7 @@ def _verify_checkpoint(path: str, report: Report) -> None:
         report.problem(found.path, found.what)
     manifest = opened.manifest
     said = manifest or next(iter(opened.votes), None)
-    whose: Whose = (said.save, said.world_size) if said else (None, 1)
+    whose = Whose(said.save, said.world_size, Known()) if said else Whose(None, 1, Known())
     for record in opened.records:
         _check_image(files, record, whose, report)
     for stock in manifest.stock if manifest else ():
@@ -295,19 +301,18 @@ def _check_parts(parts: list[_Part], record: FileRecord, whose: Whose, report: R
     if not parts:
         return
     _check_blocks(parts, record, report)
-    save, world_size = whose
     try:
-        layout = layout_of(record, world_size, where=parts[0].path)
+        layout = layout_of(record, whose.world_size, where=parts[0].path, known=whose.known)
         decode_leaves(record.leaves, where=parts[0].path)
     except DamagedError as error:
         report.problem(parts[0].path, str(error))
         return
-    if save is None:
+    if whose.save is None:
         return
     for start, own in file_layouts(layout):
         for part in parts:
             if part.start <= start < part.stop and 0 < own.header_nbytes <= MAX_HEADER_NBYTES:
-                _check_header(part, start, own, save, report)
+                _check_header(part, start, own, whose.save, report)
 
 
 def _check_blocks(parts: list[_Part], record: FileRecord, report: Report) -> None:
@@ -404,5 +409,5 @@ def _check_slot(file: StoredFile, path: str, seal: Seal, report: Report) -> None
         parts=seal.parts,
         raw=seal.raw,
     )
-    whose = (seal.save, seal.world_size)
+    whose = Whose(seal.save, seal.world_size, Known())
     _check_parts([_Part(path, 0, seal.image_nbytes, seal.image_nbytes, file)], record, whose, report)

@@ -30,6 +30,7 @@ from ckptd.shared.format.committed import INCARNATIONS_DIR
 from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.format.manifest import COMMITTED, UNPUBLISHED, Vote
 from ckptd.shared.format.stored_files import StoredFiles
+from ckptd.shared.format.together import Alive, silent
 from ckptd.shared.protocol.publication import Intents, Publication
 from ckptd.shared.stores.kinds import open_files
 from ckptd.store import numbers, pins
@@ -37,7 +38,6 @@ from ckptd.store.facts import CommitOutcome, Committer, OpenedStore, Scan, Taker
 from ckptd.store.image import Flow, Image
 from ckptd.store.records import JobRecords
 from ckptd.store.scan import names_of, pinned, scan, superseded
-from ckptd.store.together import Alive, silent
 
 OpenImage = Callable[[], AbstractContextManager[Image]]  # its memory is mapped while the context is entered
 NO_INTENTS: Intents = MappingProxyType({})

@@ -15,8 +15,8 @@ from ckptd.shared.format.committed import INCARNATIONS_DIR, identify
 from ckptd.shared.format.committed_record import Committed
 from ckptd.shared.format.manifest import LATEST
 from ckptd.shared.format.stored_files import StoredFiles
+from ckptd.shared.format.together import together
 from ckptd.store.facts import CommittedEntry, IncarnationRecord, PartialEntry, Scan
-from ckptd.store.together import together
 from ckptd.store.votes import read_vote, voting_places
 
 PINS_DIR = ".pins"

@@ -16,9 +16,9 @@ from ckptd.shared.format.manifest import (
     Vote,
     one_record_each,
 )
-from ckptd.shared.format.packed_layout import Glance, glance, layout_in
+from ckptd.shared.format.packed_layout import Glance, Known, glance, layout_in
+from ckptd.shared.format.together import Alive, silent
 from ckptd.shared.torchfile.dcp_metadata import TooManyBoxesError, check_count, metadata_bytes
-from ckptd.store.together import Alive, silent
 from ckptd.store.trainer_files import index_of
 
 
@@ -70,6 +70,7 @@ def _objects(votes: list[Vote]) -> StockObjects | None:
 
 def _layouts(records: list[FileRecord], alive: Alive) -> Iterator[Layout]:
     """One at a time: those of a large job fill gigabytes."""
+    known = Known()
     for record in records:
-        yield layout_in(record.layout, where=record.name)
+        yield layout_in(record.layout, where=record.name, known=known)
         alive()

@@ -9,7 +9,7 @@ from ckptd.shared.format.manifest import FileRecord, Vote, Voted, best_of, one_r
 from ckptd.shared.format.set_places import epoch_of, voter
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.format.stored_records import read_vote_at
-from ckptd.store.together import Alive, silent, together
+from ckptd.shared.format.together import Alive, silent, together
 
 
 def voting_places(unfinished: StoredFiles) -> list[list[str]]:

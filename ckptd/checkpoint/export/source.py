@@ -28,6 +28,7 @@ from ckptd.shared.format.manifest import (
     FileRecord,
     layout_of,
 )
+from ckptd.shared.format.packed_layout import Known
 from ckptd.shared.format.replica_attestations import doubt
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.format.stored_records import StoredRecords
@@ -151,7 +152,8 @@ def load(path: str, integrity: Integrity = XXH3) -> Checkpoint:
     records = open_records(stored)
     raise_first(file_findings(stored, records))
     files = [_source(stored, record) for record in records]
-    layouts = [layout_of(r, len(records), where=stored.where(r.name)) for r in records]
+    known = Known()
+    layouts = [layout_of(r, len(records), where=stored.where(r.name), known=known) for r in records]
     for layout in layouts:
         _check_tensors(path, layout)
     leaves = sum(len(decode_leaves(r.leaves, where=stored.where(r.name)).leaves) for r in records)

@@ -34,9 +34,9 @@ from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.format.stored_files import StoredFiles, read_some
 from ckptd.shared.format.stored_records import read_vote_of
+from ckptd.shared.format.together import together
 from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.stores.kinds import open_files, real
-from ckptd.store.together import together
 
 
 @dataclass

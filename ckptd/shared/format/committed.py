@@ -52,7 +52,6 @@ class About(enum.Enum):
 
 
 RECORDS = frozenset({About.IDENTITY, About.MANIFEST})
-DATA = RECORDS | {About.VOTES, About.FILES}
 EVERYTHING = frozenset(About)
 
 
@@ -156,7 +155,7 @@ def identify(files: StoredFiles, *, job: str | None = None, save: SaveId | None 
 
 
 def open_sound(
-    files: StoredFiles, about: Collection[About] = DATA, *, job: str | None = None, save: SaveId | None = None
+    files: StoredFiles, about: Collection[About], *, job: str | None = None, save: SaveId | None = None
 ) -> Manifest:
     """The manifest of a checkpoint with which nothing is wrong that is asked about.
 

@@ -29,10 +29,11 @@ from ckptd.shared.base.ids import (
     WorldSize,
     file_name,
 )
+from ckptd.shared.base.wording import shown
 from ckptd.shared.format.digest import DIGEST_NBYTES, block_count
 from ckptd.shared.format.integrity import XXH3, DigestKind, Integrity, KeyId, Purpose
 from ckptd.shared.format.layout import Extent, Layout, are_parts, extents
-from ckptd.shared.format.packed_layout import Parts, layout_in
+from ckptd.shared.format.packed_layout import Known, Parts, layout_in
 from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Attestation, Compared, compared, difference_of
 from ckptd.shared.format.sealed_record import VERSION, check_version, of_record, open_record, sealed
 from ckptd.shared.format.set_places import parity_place, vote_place
@@ -257,8 +258,8 @@ def encode_record(record: Vote | Manifest, integrity: Integrity = XXH3) -> bytes
         raw = sealed(_encoder.encode(stored(record)), integrity, Purpose.VOTE)
     if len(raw) > MAX_RECORD_NBYTES:
         raise UsageError(
-            f"the {what} for {record.save} of job {record.job!r} has {len(raw)} bytes, and at most {MAX_RECORD_NBYTES} "
-            "can be read again",
+            f"the {what} for {record.save} of job {shown(record.job)} has {len(raw)} bytes, and at most "
+            f"{MAX_RECORD_NBYTES} can be read again",
             hint="a vote holds the values of its node's ranks that are no tensors: save large ones as tensors",
         )
     return raw
@@ -351,9 +352,9 @@ def _check_files(files: Iterable[FileRecord], where: str) -> None:
             raise DamagedError(f"{where}: {record.name}: its parts do not add up to {record.nbytes} bytes")
 
 
-def layout_of(record: FileRecord, world_size: int, *, where: str) -> Layout:
-    """The layout in a file's record, held against it. Raises DamagedError, naming where."""
-    layout = layout_in(record.layout, where=where)
+def layout_of(record: FileRecord, world_size: int, *, where: str, known: Known | None = None) -> Layout:
+    """The layout in a file's record, held against it. known: as of layout_in. Raises DamagedError, naming where."""
+    layout = layout_in(record.layout, where=where, known=known)
     said = (layout.file, layout.rank, layout.world_size, layout.image_nbytes, layout.raw)
     expected = (record.name, record.rank, world_size, record.nbytes, record.raw)
     if said != expected or tuple(part.nbytes for part in layout.parts) != record.parts:

@@ -9,9 +9,8 @@ The writer takes a placement only where it reproduces the box; a reader takes wh
 """
 
 import collections
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, NamedTuple, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -38,11 +37,7 @@ from ckptd.shared.format.placement import MAX_MESHES, Mesh, MeshPlace, MeshShape
 
 _COLUMNS = 6  # of a form: tensor, placement, sizes, gap, head, tail
 _HEADS = 4
-_KEPT = 32  # plans and forms that were read last: many ranks have one
 _EXPLICIT = 0  # the placement of a box whose offsets stand in the own part; others are numbered from 1
-
-
-T = TypeVar("T")
 
 
 class Parts(NamedTuple):
@@ -169,9 +164,29 @@ def decode_layout(data: bytes, *, where: str) -> Layout:
     return layout_in(parted(data, where), where=where)
 
 
-def layout_in(parts: Parts, *, where: str) -> Layout:
-    """The layout that the parts make together; likewise."""
-    plan, form, own, columns = _opened(parts, where)
+class Known:
+    """Plans and forms that were read already: of ranks that have them alike each is read once. Its owner lets it go."""
+
+    def __init__(self) -> None:
+        self._plans: dict[bytes, _Plan] = {}
+        self._forms: dict[bytes, tuple[_Form, list[bytes]]] = {}
+
+    def plan(self, data: bytes, where: str) -> _Plan:
+        """Nobody changes it. Raises DamagedError, naming where."""
+        if data not in self._plans:
+            self._plans[data] = _plan_in(data, where)
+        return self._plans[data]
+
+    def form(self, data: bytes, where: str) -> tuple[_Form, list[bytes]]:
+        """With its columns; likewise."""
+        if data not in self._forms:
+            self._forms[data] = _form_in(data, where)
+        return self._forms[data]
+
+
+def layout_in(parts: Parts, *, where: str, known: Known | None = None) -> Layout:
+    """The layout that the parts make together; likewise. known: what other ranks of the checkpoint have alike."""
+    plan, form, own, columns = _opened(parts, known or Known(), where)
     meshes = _meshes(form, own, where)
     entries = list(_entries(plan, form, own, columns, meshes, where))
     present = {(entry.name, entry.dtype, entry.global_shape) for entry in entries}
@@ -197,43 +212,32 @@ class Glance(NamedTuple):
 
 def glance(parts: Parts, where: str) -> Glance:
     """At the form alone: no box is made. Raises DamagedError."""
-    form, columns = _of(_form_in, parts.form, where)
+    form, columns = _form_in(parts.form, where)
     return Glance(form.count, min(numbers_in(columns[_HEADS], form.count, where), default=1) > 0)
 
 
-@functools.lru_cache(maxsize=_KEPT)
-def _plan_in(data: bytes) -> _Plan:
-    """Read once for all ranks that have it alike; nobody changes it."""
-    (raw,) = parts_in(data, 1, "plan")
-    plan = decoded(_plan_decoder.decode, raw, "plan: layout is not readable")
-    _check_version(plan.version, "plan")
+def _plan_in(data: bytes, where: str) -> _Plan:
+    (raw,) = parts_in(data, 1, where)
+    plan = decoded(_plan_decoder.decode, raw, f"{where}: layout is not readable")
+    _check_version(plan.version, where)
     names = collections.Counter(one.name for one in plan.tensors)
     if len(names) != len(plan.tensors):
         name, _ = names.most_common(1)[0]
-        raise DamagedError(f"layout: two tensors of the name {shown(name)}")
+        raise DamagedError(f"{where}: layout: two tensors of the name {shown(name)}")
     return plan
 
 
-@functools.lru_cache(maxsize=_KEPT)
-def _form_in(data: bytes) -> tuple[_Form, list[bytes]]:
-    """Likewise."""
-    head, *columns = parts_in(data, 1 + _COLUMNS, "form")
-    form = decoded(_form_decoder.decode, head, "form: layout is not readable")
-    _check_version(form.version, "form")
+def _form_in(data: bytes, where: str) -> tuple[_Form, list[bytes]]:
+    head, *columns = parts_in(data, 1 + _COLUMNS, where)
+    form = decoded(_form_decoder.decode, head, f"{where}: layout is not readable")
+    _check_version(form.version, where)
     return form, columns
 
 
-def _of(read: Callable[[bytes], T], data: bytes, where: str) -> T:
-    try:
-        return read(data)
-    except DamagedError as error:
-        raise DamagedError(f"{where}: {error.message}") from error
-
-
-def _opened(parts: Parts, where: str) -> tuple[_Plan, _Form, _Own, list[Sequence[int]]]:
-    plan = _of(_plan_in, parts.plan, where)
+def _opened(parts: Parts, known: Known, where: str) -> tuple[_Plan, _Form, _Own, list[Sequence[int]]]:
+    plan = known.plan(parts.plan, where)
     own = decoded(_own_decoder.decode, parts.own, f"{where}: layout is not readable")
-    form, (tensors, how, sizes, gaps, heads, tails) = _of(_form_in, parts.form, where)
+    form, (tensors, how, sizes, gaps, heads, tails) = known.form(parts.form, where)
     _check_version(own.version, where)
     files = max(1, len(own.parts))
     if form.count > len(plan.tensors) * files:  # each once in a file; before a box is made, which takes 300 bytes

@@ -6,7 +6,6 @@ A reader of one rank opens one vote, however many ranks the job has.
 import bisect
 import errno
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import overload
 
 from ckptd.shared.base.errors import DamagedError, IntegrityError
@@ -24,8 +23,8 @@ from ckptd.shared.format.manifest import (
     pairs,
 )
 from ckptd.shared.format.stored_files import StoredFiles
+from ckptd.shared.format.together import together
 
-_AT_ONCE = 16  # a read of a small file waits for the store
 # What an error says of the directory, and not of the machine that reads it.
 OF_THE_DIRECTORY = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG})
 
@@ -64,11 +63,7 @@ class StoredRecords(Sequence[FileRecord]):
 
     def __iter__(self) -> Iterator[FileRecord]:
         """Of all ranks: their votes are read several at once."""
-        missing = [number for number in range(len(self.manifest.votes)) if number not in self._votes]
-        if len(missing) > 1:
-            with ThreadPoolExecutor(min(_AT_ONCE, len(missing)), thread_name_prefix="votes") as pool:
-                for _ in pool.map(self._vote, missing):
-                    pass
+        together(self._vote, [number for number in range(len(self.manifest.votes)) if number not in self._votes])
         try:
             one_record_each(self.votes())
         except DamagedError as error:

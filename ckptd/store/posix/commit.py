@@ -36,6 +36,7 @@ from ckptd.shared.format.manifest import (
 from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.format.stored_records import read_vote_of
+from ckptd.shared.format.together import Alive, silent, together
 from ckptd.shared.protocol.publication import Intents
 from ckptd.store.facts import CommitOutcome, Committer
 from ckptd.store.numbers import check_counted, forget_superseded, mark_superseded, taken_over_by
@@ -43,7 +44,6 @@ from ckptd.store.posix.publish import mark_unpublished, publish
 from ckptd.store.posix.records import PosixRecords
 from ckptd.store.posix.scan import Place, committed_at, files_at
 from ckptd.store.stock_files import stock_files
-from ckptd.store.together import Alive, silent, together
 from ckptd.store.votes import check_files, read_votes
 from ckptd.system import failpoints
 from ckptd.system.files import FileLayer, is_temp

@@ -9,6 +9,7 @@ from ckptd.shared.base.ids import JobKey, SaveId, SetName, StoreId
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.manifest import Vote
+from ckptd.shared.format.together import Alive, silent
 from ckptd.shared.protocol.publication import Intents, Publication
 from ckptd.store.facts import CommitOutcome, Committer
 from ckptd.store.image import Flow
@@ -22,7 +23,6 @@ from ckptd.store.posix.records import PosixRecords
 from ckptd.store.posix.replacement import PosixReplacement
 from ckptd.store.posix.scan import Place, job_dir, latest_name, save_at
 from ckptd.store.records import JobRecords
-from ckptd.store.together import Alive, silent
 from ckptd.system.files import FileLayer
 
 

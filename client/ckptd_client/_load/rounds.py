@@ -16,6 +16,7 @@ from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Leaves, decode_leaves
 from ckptd.shared.format.manifest import FileRecord, layout_of
+from ckptd.shared.format.packed_layout import Known
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.format.stored_records import StoredRecords
 from ckptd.shared.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
@@ -309,7 +310,8 @@ def _all_saves(stored: StoredFiles, records: StoredRecords, group: Group, named:
     """The names in all images. A rank beyond the saved world size gets the plain values of rank 0."""
     check_files(stored, records)
     files = [(record, stored.where(record.name)) for record in records]
-    layouts = [layout_of(record, len(records), where=where) for record, where in files]
+    known = Known()
+    layouts = [layout_of(record, len(records), where=where, known=known) for record, where in files]
     like = records[group.rank if group.rank < len(records) else 0]
     leaves = _leaves_of(files)
     return saves_of(

@@ -20,7 +20,7 @@ from ckptd.daemon.adoption import open_arena
 from ckptd.shared.base.errors import ConfigError, DamagedError, IntegrityError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.files.integrity_key import chosen, integrity_of, read_key, write_key
-from ckptd.shared.format.committed import identify, open_sound
+from ckptd.shared.format.committed import EVERYTHING, identify, open_sound
 from ckptd.shared.format.committed_record import decode_committed, encode_committed, make_committed
 from ckptd.shared.format.digest import BLOCK_NBYTES, KIND
 from ckptd.shared.format.integrity import KEYED_KIND, XXH3, Keyed, Purpose
@@ -364,7 +364,7 @@ def reads(path, integrity):
     chosen_by = {"integrity": "xxh3"} if integrity is XXH3 else {"integrity_key_file": written(integrity, path)}
     return {
         "identify": lambda: identify(files_at(layer, path)),
-        "open_sound": lambda: open_sound(open_files(path, integrity)),
+        "open_sound": lambda: open_sound(open_files(path, integrity), EVERYTHING),
         "committed_at": lambda: committed_at(layer, place),
         "commit": lambda: commit(layer, place.key, place.save, "test"),
         "publish": lambda: publish_to(layer, place.key, os.path.basename(path), to),
@@ -421,7 +421,7 @@ def test_another_store_than_the_manifests_is_no_checkpoint(tmp_path):
     record = json.loads((path / "COMMITTED").read_bytes())
     (path / "COMMITTED").write_text(json.dumps(record | {"store_id": OTHER_STORE_ID}))
     with pytest.raises(DamagedError, match="store id"):
-        open_sound(open_files(str(path), XXH3))
+        open_sound(open_files(str(path), XXH3), EVERYTHING)
 
 
 def test_what_lies_there_for_stock_readers_is_not_proved_for_another_user(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import file_name
 from ckptd.shared.format import layout as lay
 from ckptd.shared.format.columns import column, most_nbytes, numbers_in, parts_in, signed, squeezed, unsigned
-from ckptd.shared.format.packed_layout import decode_layout, encode_layout, glance, layout_in, parted
+from ckptd.shared.format.packed_layout import Known, decode_layout, encode_layout, glance, layout_in, parted
 from ckptd.shared.format.placement import REPLICATED, Mesh, Placed, box_at
 
 RANKS, TENSORS = 16, 40
@@ -59,6 +59,13 @@ def test_ranks_of_one_state_have_one_plan_and_those_with_equal_boxes_one_form():
     assert len({part.form for part in parts}) == 2, "the last one has shorter boxes, and fewer"
     assert len({part.own for part in parts}) == RANKS
     assert max(len(part.own) for part in parts) < 200, "whatever the number of tensors"
+
+
+def test_what_ranks_have_alike_is_read_once_for_an_owner_and_kept_by_nobody_else():
+    known, (one, other) = Known(), (parted(encode_layout(a_layout(rank)), "x") for rank in (1, 2))
+    first = layout_in(one, where="x", known=known)
+    assert layout_in(other, where="y", known=known).paths is first.paths
+    assert layout_in(other, where="y").paths is not first.paths
 
 
 def test_a_placement_that_does_not_reproduce_a_box_is_not_written():

@@ -19,10 +19,11 @@ def together(work: Callable[[T], R], items: Iterable[T], alive: Alive = silent) 
 
     alive: called in this thread after each result. Items whose work has not begun when one fails are left.
     """
+    items = list(items)
     found: list[R] = []
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="together") as pool:
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="together") as pool:  # each starts when it has work
         try:
-            for result in pool.map(work, items):
+            for result in pool.map(work, items) if len(items) > 1 else map(work, items):
                 found.append(result)
                 alive()
         except BaseException:
