@@ -29,7 +29,7 @@ from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.format.layout import VERSION as LAYOUT_VERSION
 from ckptd.shared.format.layout import Layout, Leaf, Leaves, Planned, TensorEntry, box_nbytes, encode_leaves
 from ckptd.shared.format.manifest import VERSION, FileRecord, Vote, layout_of
-from ckptd.shared.format.packed_layout import Parts, encode_layout, joined, parted
+from ckptd.shared.format.packed_layout import Parts, Spread, encode_layout, joined, parted
 from ckptd.shared.format.placement import Mesh, Placed, box_at
 from ckptd.shared.format.set_places import SETS_DIR, set_folder
 from ckptd.shared.protocol.status import SILENT_S
@@ -102,9 +102,9 @@ class Writer:
             image = make_image(boxes, rank=rank, world_size=self.ranks)
             paths = {name: tuple(("k", step) for step in name.split(".")) for name in tensors(self.count)}
             absent = [Planned(name, "F32", shape) for name, shape in tensors(self.count).items() if name not in placed]
-            placements = ([Mesh((self.ranks,), (rank,))], placed)
-            layout = make_layout(image, paths=paths, aliases={}, placements=placements, absent=absent)
-            self._planned[kind] = layout, Rank(parted(encode_layout(layout), "bench"), image.image_nbytes)
+            layout = make_layout(image, paths=paths, aliases={})
+            raw = encode_layout(layout, Spread(absent, [Mesh((self.ranks,), (rank,))], placed))
+            self._planned[kind] = layout, Rank(parted(raw, "bench"), image.image_nbytes)
         layout, found = self._planned[kind]
         if self.explicit:
             return self._scattered(rank, layout)

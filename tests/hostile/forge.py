@@ -198,7 +198,7 @@ def packed(raw: Any) -> Parts:
     version = raw["version"]
     own = {name: raw[name] for name in _OWN if name in raw} | {"plan_id": ""}
     columns = [signed(steps), [0] * len(steps), sizes, signed(gaps), heads, tails, offsets]
-    plan = {"version": version, "tensors": [*planned, *raw.get("absent", [])], "paths": raw["paths"]}
+    plan = {"version": version, "tensors": planned, "paths": raw["paths"]}
     form = {"version": version, "count": len(steps)}
     return closed({"plan": plan, "form": form, "own": own, "columns": columns})
 

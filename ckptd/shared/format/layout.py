@@ -16,7 +16,7 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import MAX_PARTS, FileName, Nbytes, Rank, StorePath, WorldSize, file_name
 from ckptd.shared.base.wording import shown
 from ckptd.shared.format.dtypes import DTYPES, itemsize
-from ckptd.shared.format.placement import Mesh, Placed, Shape
+from ckptd.shared.format.placement import Shape
 
 VERSION = 2
 MAX_TENSORS = 10_000_000
@@ -115,9 +115,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Names of tensors that other ranks hold too and saved in full as well, by how the ranks hold them: empty where each
     # holds all, else a text that is the same where each holds the same boxes. A reader must not blend such ranks.
     held_alike: dict[str, list[str]] = {}
-    absent: list[Planned] = []  # tensors of the state of which this rank has no box
-    meshes: list[Mesh] = []
-    placements: dict[str, Placed] = {}  # of a tensor whose one box follows from a mesh
 
     @property
     def raw(self) -> bool:

@@ -9,7 +9,8 @@ The writer takes a placement only where it reproduces the box; a reader takes wh
 """
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -97,22 +98,33 @@ def parted(data: bytes, where: str) -> Parts:
 # --- writing
 
 
-def encode_layout(layout: Layout) -> bytes:
+class Spread(NamedTuple):
+    """How the state is spread over the ranks, as far as this one's boxes do not say it."""
+
+    absent: Sequence[Planned] = ()  # tensors of which this rank has no box
+    meshes: Sequence[Mesh] = ()
+    placements: Mapping[str, Placed] = MappingProxyType({})  # of a tensor whose one box follows from a mesh
+
+
+_BY_THE_BOXES = Spread()
+
+
+def encode_layout(layout: Layout, spread: Spread = _BY_THE_BOXES) -> bytes:
     """Encoded form. Boxes must have as many offsets and sizes as their tensors dimensions."""
-    planned = _planned(layout)
+    planned = _planned(layout, spread.absent)
     plan = _Plan(version=layout.version, tensors=planned, paths=layout.paths)
-    form, own = _boxes(layout, {one: index for index, one in enumerate(planned)})
+    form, own = _boxes(layout, spread, {one: index for index, one in enumerate(planned)})
     return joined(Parts(squeezed([_encoder.encode(plan)]), form, _encoder.encode(own)))
 
 
-def _planned(layout: Layout) -> list[Planned]:
+def _planned(layout: Layout, absent: Sequence[Planned]) -> list[Planned]:
     """All tensors in the order of the state, whichever of them this rank has boxes of."""
     order = {name: index for index, name in enumerate(layout.paths)}
-    found = dict.fromkeys([*(Planned(e.name, e.dtype, e.global_shape) for e in layout.tensors), *layout.absent])
+    found = dict.fromkeys([*(Planned(e.name, e.dtype, e.global_shape) for e in layout.tensors), *absent])
     return sorted(found, key=lambda one: order.get(one.name, len(order)))
 
 
-def _boxes(layout: Layout, index: dict[Planned, int]) -> tuple[bytes, _Own]:
+def _boxes(layout: Layout, spread: Spread, index: dict[Planned, int]) -> tuple[bytes, _Own]:
     tensors, how, gaps, heads, tails = [], [], [], [], []
     sizes: list[int] = []
     offsets: list[int] = []
@@ -120,8 +132,8 @@ def _boxes(layout: Layout, index: dict[Planned, int]) -> tuple[bytes, _Own]:
     end = layout.header_nbytes
     for entry in layout.tensors:
         tensors.append(index[Planned(entry.name, entry.dtype, entry.global_shape)])
-        placed = layout.placements.get(entry.name)
-        if placed is not None and _reproduces(layout, placed, entry):
+        placed = spread.placements.get(entry.name)
+        if placed is not None and _reproduces(spread.meshes, placed, entry):
             how.append(placements.setdefault(placed, len(placements) + 1))
         else:
             how.append(_EXPLICIT)
@@ -135,23 +147,23 @@ def _boxes(layout: Layout, index: dict[Planned, int]) -> tuple[bytes, _Own]:
     steps = [after - before for before, after in zip([-1, *tensors], tensors, strict=False)]
     columns = [signed(steps), how, sizes, signed(gaps), heads, tails]
     form = _Form(
-        version=layout.version, count=len(tensors), meshes=[mesh.shape for mesh in layout.meshes],
+        version=layout.version, count=len(tensors), meshes=[mesh.shape for mesh in spread.meshes],
         placements=list(placements),
     )  # fmt: skip
     own = _Own(
         version=layout.version, rank=layout.rank, world_size=layout.world_size, header_nbytes=layout.header_nbytes,
         image_nbytes=layout.image_nbytes, plan_id=layout.plan_id,
-        offsets=squeezed([column(offsets)]) if offsets else b"", places=[mesh.place for mesh in layout.meshes],
+        offsets=squeezed([column(offsets)]) if offsets else b"", places=[mesh.place for mesh in spread.meshes],
         aliases=layout.aliases, parts=layout.parts, names=layout.names, saved_for=layout.saved_for,
         held_alike=layout.held_alike,
     )  # fmt: skip
     return squeezed([_encoder.encode(form), *map(column, columns)]), own
 
 
-def _reproduces(layout: Layout, placed: Placed, entry: TensorEntry) -> bool:
+def _reproduces(meshes: Sequence[Mesh], placed: Placed, entry: TensorEntry) -> bool:
     """Whether the placement is this very box."""
     try:
-        return box_at(entry.global_shape, layout.meshes[placed.mesh], placed.cuts) == (entry.offsets, entry.sizes)
+        return box_at(entry.global_shape, meshes[placed.mesh], placed.cuts) == (entry.offsets, entry.sizes)
     except (ValueError, IndexError):
         return False
 
@@ -187,18 +199,12 @@ class Known:
 def layout_in(parts: Parts, *, where: str, known: Known | None = None) -> Layout:
     """The layout that the parts make together; likewise. known: what other ranks of the checkpoint have alike."""
     plan, form, own, columns = _opened(parts, known or Known(), where)
-    meshes = _meshes(form, own, where)
-    entries = list(_entries(plan, form, own, columns, meshes, where))
-    present = {(entry.name, entry.dtype, entry.global_shape) for entry in entries}
+    entries = list(_entries(plan, form, own, columns, where))
     layout = Layout(
         version=own.version, file=file_name(own.rank), rank=own.rank, world_size=own.world_size,
         header_nbytes=own.header_nbytes, image_nbytes=own.image_nbytes, plan_id=own.plan_id, tensors=entries,
         paths=plan.paths, aliases=own.aliases, parts=own.parts, names=own.names, saved_for=own.saved_for,
-        held_alike=own.held_alike, meshes=meshes,
-        absent=[one for one in plan.tensors if (one.name, one.dtype, one.global_shape) not in present],
-        placements={
-            entry.name: form.placements[how - 1] for entry, how in zip(entries, columns[1], strict=True) if how
-        },
+        held_alike=own.held_alike,
     )  # fmt: skip
     return checked(layout, where)
 
@@ -266,10 +272,9 @@ def _differ_in_length(shape: Sequence[int], place: Sequence[int]) -> bool:
     return len(shape) != len(place)
 
 
-def _entries(  # noqa: PLR0913, PLR0917 - the parts of a layout
-    plan: _Plan, form: _Form, own: _Own, columns: list[Sequence[int]], meshes: list[Mesh], where: str
-) -> Iterator[TensorEntry]:
+def _entries(plan: _Plan, form: _Form, own: _Own, columns: list[Sequence[int]], where: str) -> Iterator[TensorEntry]:
     steps, how, sizes, gaps, heads, tails = columns
+    meshes = _meshes(form, own, where)
     explicit = _offsets(own, len(sizes), where)
     at, end, number = 0, own.header_nbytes, -1
     for step, placement, gap, head, tail in zip(

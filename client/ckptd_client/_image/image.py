@@ -15,9 +15,7 @@ from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import NO_RUN, SaveId, file_name
 from ckptd.shared.format.digest import digest
 from ckptd.shared.format.dtypes import file_view
-from ckptd.shared.format.layout import VERSION, Layout, LayoutPart, Path, Planned, TensorEntry, box_nbytes
-from ckptd.shared.format.placement import Mesh
-from ckptd.shared.format.placement import Placed as OnMesh
+from ckptd.shared.format.layout import VERSION, Layout, LayoutPart, Path, TensorEntry, box_nbytes
 from ckptd.shared.format.slot import PAGE, align_up
 from ckptd.shared.torchfile.pickling import TensorRef, dumps
 from ckptd.shared.torchfile.zip_write import Archive
@@ -32,9 +30,6 @@ _NO_SAVE = SaveId(0, 0, 0, NO_RUN).text
 _JSON_START = b'{"__metadata__":{"ckptd.save_id":"'
 _LENGTH_NBYTES = 8
 SAVE_ID_OFFSET = _LENGTH_NBYTES + len(_JSON_START)
-
-
-Placements = tuple[list[Mesh], dict[str, OnMesh]]
 
 
 class Box(NamedTuple):
@@ -219,14 +214,10 @@ def _pad(placement: Placement) -> int:
     return -placement.end % PAGE if last_nbytes else PAGE - placement.end % PAGE
 
 
-def make_layout(  # noqa: PLR0913 - keyword-only
-    image: Image, *, paths: dict[str, Path], aliases: dict[str, str], held_alike: dict[str, list[str]] | None = None,
-    placements: Placements = ([], {}), absent: Sequence[Planned] = (),
+def make_layout(
+    image: Image, *, paths: dict[str, Path], aliases: dict[str, str], held_alike: dict[str, list[str]] | None = None
 ) -> Layout:  # fmt: skip
-    """Constant part of the rank's manifest fragment. paths covers tensors, aliases and leaves.
-
-    placements: meshes, and how tensors lie on them. absent: tensors of the state of which other ranks have all boxes.
-    """
+    """What the rank says of its image. paths covers tensors, aliases and leaves."""
     tensors = [
         TensorEntry(
             name=box.name,
@@ -254,9 +245,6 @@ def make_layout(  # noqa: PLR0913 - keyword-only
         aliases=aliases,
         parts=[LayoutPart(nbytes, len(header)) for _, nbytes, header in image.parts] if image.part_nbytes else [],
         held_alike=held_alike or {},
-        absent=list(absent),
-        meshes=placements[0],
-        placements=placements[1],
     )
 
 

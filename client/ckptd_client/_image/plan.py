@@ -12,7 +12,7 @@ from ckptd.shared.base.errors import DamagedError, UsageError
 from ckptd.shared.format.digest import digest
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.layout import VERSION, Layout, Leaves, Planned, TensorEntry, encode_leaves
-from ckptd.shared.format.packed_layout import decode_layout, encode_layout
+from ckptd.shared.format.packed_layout import Spread, decode_layout, encode_layout
 from ckptd.shared.format.replica_attestations import Attestation, not_compared
 from ckptd_client._image.image import Box, Image, make_image, make_layout
 from ckptd_client._image.mesh_places import placements_of
@@ -275,10 +275,8 @@ def _layout(
         if flat.names[i] not in here
     ]
     placements = placements_of((flat.names[i], flat.values[i]) for i in shards if flat.names[i] in here)
-    made = make_layout(
-        image, paths=paths, aliases=aliases, held_alike=held_alike, placements=placements, absent=absent
-    )  # fmt: skip
-    layout = encode_layout(made)
+    made = make_layout(image, paths=paths, aliases=aliases, held_alike=held_alike)
+    layout = encode_layout(made, Spread(absent, *placements))
     check_readable(layout, made.tensors)
     return layout
 

@@ -13,7 +13,7 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import file_name
 from ckptd.shared.format import layout as lay
 from ckptd.shared.format.columns import column, most_nbytes, numbers_in, parts_in, signed, squeezed, unsigned
-from ckptd.shared.format.packed_layout import Known, decode_layout, encode_layout, glance, layout_in, parted
+from ckptd.shared.format.packed_layout import Known, Spread, decode_layout, encode_layout, glance, layout_in, parted
 from ckptd.shared.format.placement import REPLICATED, Mesh, Placed, box_at
 
 RANKS, TENSORS = 16, 40
@@ -36,25 +36,26 @@ def a_layout(rank, *, ranks=RANKS, placed=True, shift=0):
     present = {entry.name for entry in entries}
     shapes = {f"model.layers.{n}.weight": (ranks * (1 + n % 3) - n % 2, 8) for n in range(TENSORS)}
     cuts = {name: Placed(0, (REPLICATED if name.endswith(f".{TENSORS - 1}.weight") else 0,)) for name in present}
-    return lay.Layout(
+    layout = lay.Layout(
         version=lay.VERSION, file=file_name(rank), rank=rank, world_size=ranks, header_nbytes=4096, image_nbytes=at,
-        plan_id="p", tensors=entries, paths=paths, aliases={}, meshes=[mesh] if placed else [],
-        placements=cuts if placed else {},
-        absent=[lay.Planned(name, "F32", shape) for name, shape in shapes.items() if name not in present],
+        plan_id="p", tensors=entries, paths=paths, aliases={},
     )  # fmt: skip
+    absent = [lay.Planned(name, "F32", shape) for name, shape in shapes.items() if name not in present]
+    return layout, Spread(absent, [mesh], cuts) if placed else Spread(absent)
 
 
 @pytest.mark.parametrize("placed", [True, False])
 @pytest.mark.parametrize("rank", [0, 1, RANKS - 1])
 def test_a_layout_comes_back_with_what_it_has_no_boxes_of(rank, placed):
-    layout = a_layout(rank, placed=placed)
-    raw = encode_layout(layout)
+    layout, spread = a_layout(rank, placed=placed)
+    raw = encode_layout(layout, spread)
     assert decode_layout(raw, where="x") == layout
+    assert {one.name for one in Known().plan(parted(raw, "x").plan, "x").tensors} == layout.paths.keys()
     assert glance(parted(raw, "x"), "x") == (len(layout.tensors), True)
 
 
 def test_ranks_of_one_state_have_one_plan_and_those_with_equal_boxes_one_form():
-    parts = [parted(encode_layout(a_layout(rank)), "x") for rank in range(RANKS)]
+    parts = [parted(encode_layout(*a_layout(rank)), "x") for rank in range(RANKS)]
     assert len({part.plan for part in parts}) == 1
     assert len({part.form for part in parts}) == 2, "the last one has shorter boxes, and fewer"
     assert len({part.own for part in parts}) == RANKS
@@ -62,7 +63,7 @@ def test_ranks_of_one_state_have_one_plan_and_those_with_equal_boxes_one_form():
 
 
 def test_what_ranks_have_alike_is_read_once_for_an_owner_and_kept_by_nobody_else():
-    known, (one, other) = Known(), (parted(encode_layout(a_layout(rank)), "x") for rank in (1, 2))
+    known, (one, other) = Known(), (parted(encode_layout(*a_layout(rank)), "x") for rank in (1, 2))
     first = layout_in(one, where="x", known=known)
     assert layout_in(other, where="y", known=known).paths is first.paths
     assert layout_in(other, where="y").paths is not first.paths
@@ -70,12 +71,14 @@ def test_what_ranks_have_alike_is_read_once_for_an_owner_and_kept_by_nobody_else
 
 def test_a_placement_that_does_not_reproduce_a_box_is_not_written():
     """The box stands there itself then: a reader takes what is written and infers nothing."""
-    layout = a_layout(3)
+    layout, spread = a_layout(3)
     first = msgspec.structs.replace(layout.tensors[1], offsets=(5, 0))
     moved = msgspec.structs.replace(layout, tensors=[layout.tensors[0], first, *layout.tensors[2:]])
-    found = decode_layout(encode_layout(moved), where="x")
-    assert found.tensors == moved.tensors
-    assert found.placements.keys() == layout.placements.keys() - {first.name}
+    raw = encode_layout(moved, spread)
+    assert decode_layout(raw, where="x").tensors == moved.tensors
+    _, columns = Known().form(parted(raw, "x").form, "x")
+    placements = zip(moved.tensors, numbers_in(columns[1], len(moved.tensors), "x"), strict=True)
+    assert [entry.name for entry, how in placements if not how] == [first.name]
 
 
 @given(st.integers(0, 40), st.integers(1, 9), st.data())
@@ -132,7 +135,7 @@ def with_form(parts, count):
 def test_a_form_of_more_boxes_than_its_tensors_can_have_is_refused_before_one_is_made():
     """Zeros deflate to nothing: a megabyte must not become gigabytes of boxes."""
     count = 10_000_000
-    parts = with_form(parted(encode_layout(a_layout(0)), "x"), count)
+    parts = with_form(parted(encode_layout(*a_layout(0)), "x"), count)
     assert sum(map(len, parts)) < 1 << 20
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(DamagedError, match=f"x: layout: {count} boxes, and {TENSORS} tensors have at most {TENSORS}"):
@@ -142,7 +145,7 @@ def test_a_form_of_more_boxes_than_its_tensors_can_have_is_refused_before_one_is
 
 @pytest.mark.parametrize("shape", [(RANKS, 8), (1,)])
 def test_a_plan_that_names_a_tensor_twice_is_refused(shape):
-    layout = a_layout(0)
-    twice = msgspec.structs.replace(layout, absent=[lay.Planned(layout.tensors[0].name, "F64", shape)])
+    layout, _ = a_layout(0)
+    twice = Spread([lay.Planned(layout.tensors[0].name, "F64", shape)])
     with pytest.raises(DamagedError, match=r"x: layout: two tensors of the name 'model.layers.0.weight'"):
-        decode_layout(encode_layout(twice), where="x")
+        decode_layout(encode_layout(layout, twice), where="x")
