@@ -44,7 +44,9 @@ def stock_files(votes: Iterable[Vote], save: SaveId, alive: Alive = silent) -> S
             return Stock(files if trainers is None else files | {STOCK_FILES: trainers})
         _check_count(records, alive)
         index = objects.index if objects else {}
-        metadata = metadata_bytes(_layouts(records, alive), index, checkpoint_id=save.dirname, save_id=save.text)
+        metadata = metadata_bytes(
+            _layouts(records, alive), index, checkpoint_id=save.dirname, save_id=save.text, alive=alive
+        )
     except DamagedError:
         return Stock(files)  # a layout that nobody can read is no reason to refuse the data
     except TooManyBoxesError as error:

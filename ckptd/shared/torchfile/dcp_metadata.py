@@ -4,7 +4,7 @@ Without torch and without a collective, from the votes alone, so any committer m
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.format.boxes import is_whole
@@ -12,11 +12,13 @@ from ckptd.shared.format.dtypes import DTYPES
 from ckptd.shared.format.layout import Layout, Path, TensorEntry
 from ckptd.shared.format.manifest import STOCK_OBJECTS
 from ckptd.shared.format.placement import Shape
+from ckptd.shared.format.together import Alive, silent
 from ckptd.shared.torchfile.pickling import DCP_FILESYSTEM, DCP_METADATA, Call, Global, Items, New, dumps
 
 VERSION = "1.0.0"  # of torch's format, which has had no other
 # A reader unpickles the whole file on every rank, at some 10 us a box, and the commit waits for it to be made.
 MAX_BOXES = 1_000_000
+T = TypeVar("T")
 
 
 class TooManyBoxesError(CkptdError):
@@ -60,27 +62,29 @@ class _Sizes(dict[Shape, Call]):
         return made
 
 
-def metadata_bytes(
+def metadata_bytes(  # noqa: PLR0913 - keyword-only
     layouts: Iterable[Layout],
     objects: Mapping[str, tuple[int, int]],
     *,
     checkpoint_id: str,
     save_id: str,
     objects_file: str = STOCK_OBJECTS,
+    alive: Alive = silent,
 ) -> bytes | None:
     """Content of `.metadata` for layouts by rank; None when stock readers have no way to these files.
 
     That is: a tensor without a torch.save archive around it, or nothing to list. Raises TooManyBoxesError. objects:
     (offset, length) of each leaf in objects_file. Of boxes at one place the lowest rank's is listed, of ranks that
     disagree about type or shape of a name the lowest. A tensor that its boxes don't add up to is not listed: a reader
-    has to find it missing, since the gaps would keep whatever its memory held.
+    has to find it missing, since the gaps would keep whatever its memory held. alive: called three times a tensor when
+    all layouts are there; a million boxes take half a minute from then on.
     """
     content = _collect(layouts)
     if content is None:
         return None
     tensors = {
         name: list(boxes.values())
-        for name, boxes in content.tensors.items()
+        for name, boxes in _seen(content.tensors, alive)
         if is_whole(box.entry for box in boxes.values())
     }
     leaves = {name: place for name, place in objects.items() if name not in tensors}
@@ -89,9 +93,9 @@ def metadata_bytes(
     sizes = _Sizes()
     meta: dict[str, Any] = {"checkpoint_id": checkpoint_id, "save_id": save_id, "load_id": None, "modules": []}
     state = {
-        "state_dict_metadata": Items(_described(tensors, leaves, sizes)),
+        "state_dict_metadata": Items(_described(_seen(tensors, alive), leaves, sizes)),
         "planner_data": Items(_nested(content.paths, {*tensors, *leaves})),
-        "storage_data": Items(_stored(tensors, leaves, sizes, objects_file)),
+        "storage_data": Items(_stored(_seen(tensors, alive), leaves, sizes, objects_file)),
         "storage_meta": New(_STORAGE_META, meta),
         "version": VERSION,
     }
@@ -136,10 +140,17 @@ def _add(boxes: dict[Shape, _Box], box: _Box) -> None:
         boxes.setdefault(entry.offsets, box)
 
 
+def _seen(tensors: dict[str, T], alive: Alive) -> Iterator[tuple[str, T]]:
+    """All of them, with a sign of life after each."""
+    for item in tensors.items():
+        yield item
+        alive()
+
+
 def _described(
-    tensors: dict[str, list[_Box]], leaves: dict[str, tuple[int, int]], sizes: _Sizes
+    tensors: Iterator[tuple[str, list[_Box]]], leaves: dict[str, tuple[int, int]], sizes: _Sizes
 ) -> Iterator[tuple[str, New]]:
-    for name, boxes in tensors.items():
+    for name, boxes in tensors:
         first = boxes[0].entry
         chunks = [New(_CHUNK, {"offsets": sizes[entry.offsets], "sizes": sizes[entry.sizes]}) for *_, entry in boxes]
         # Of the properties only the dtype says something; torch calls the others deprecated.
@@ -150,9 +161,9 @@ def _described(
 
 
 def _stored(
-    tensors: dict[str, list[_Box]], leaves: dict[str, tuple[int, int]], sizes: _Sizes, objects_file: str
+    tensors: Iterator[tuple[str, list[_Box]]], leaves: dict[str, tuple[int, int]], sizes: _Sizes, objects_file: str
 ) -> Iterator[tuple[New, New]]:
-    for name, boxes in tensors.items():
+    for name, boxes in tensors:
         for number, (file, start, entry) in enumerate(boxes):
             index = {"fqn": name, "index": number, "offset": sizes[entry.offsets]}
             yield New(_INDEX, index), _info(file, start, entry.slice_nbytes)

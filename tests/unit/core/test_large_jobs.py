@@ -105,3 +105,13 @@ def test_a_thousand_tensors_on_a_thousand_ranks():
     assert MAX_BOXES >= 1000 * 1000
     assert metadata(1000, 1000) < 120
     assert manifest(1000, 1000) < 60
+
+
+def test_the_list_for_stock_readers_is_made_with_signs_of_life():
+    """Of a million boxes it takes half a minute of a core: a commit that is silent for so long counts as hung."""
+    ranks, tensors = 32, 64
+    layouts = [rows_of(rank, ranks, tensors) for rank in range(ranks)]
+    signs = []
+    found = metadata_bytes(layouts, {}, checkpoint_id="c", save_id="s", alive=lambda: signs.append(1))
+    assert found == metadata_bytes(layouts, {}, checkpoint_id="c", save_id="s")
+    assert len(signs) == 3 * tensors, "of each tensor when it is looked at, described and placed"

@@ -62,7 +62,7 @@ def test_ranks_of_one_state_have_one_plan_and_those_with_equal_boxes_one_form():
     assert max(len(part.own) for part in parts) < 200, "whatever the number of tensors"
 
 
-def test_what_ranks_have_alike_is_read_once_for_an_owner_and_kept_by_nobody_else():
+def test_what_ranks_have_alike_is_read_once_for_an_owner_and_is_gone_with_it():
     known, (one, other) = Known(), (parted(encode_layout(*a_layout(rank)), "x") for rank in (1, 2))
     first = layout_in(one, where="x", known=known)
     assert layout_in(other, where="y", known=known).paths is first.paths
