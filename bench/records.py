@@ -129,10 +129,7 @@ class Writer:
                 TensorEntry(name, "F32", shape, offsets, sizes, end + _HEAD, nbytes, end, nbytes + 3 * _HEAD)
             )
             end += nbytes + 3 * _HEAD
-        own = msgspec.structs.replace(
-            layout, rank=rank, file=file_name(rank), image_nbytes=end, tensors=entries, absent=[], meshes=[],
-            placements={},
-        )  # fmt: skip
+        own = msgspec.structs.replace(layout, rank=rank, file=file_name(rank), image_nbytes=end, tensors=entries)
         self.boxes += len(entries)
         return Rank(parted(encode_layout(own), "bench"), end)
 
