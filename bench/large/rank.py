@@ -183,6 +183,8 @@ class Rank:
         while self._socket.poll(timeout_ms):
             reply = m.decode_reply(self._socket.recv())
             self.told[type(reply)] = reply
+            if isinstance(reply, m.SlotsComing):  # a slot that was granted before it was given back with the question
+                self.told.pop(m.SlotGranted, None)
             if isinstance(reply, m.Progress) and reply.milestone is not None:
                 self.reached.add((reply.save.step, reply.milestone))
             if isinstance(reply, m.Refused):

@@ -290,8 +290,8 @@ def test_a_plain_dcp_load_reads_it_back(tmp_path):
 
 
 def test_a_commit_gives_signs_of_life_while_the_list_is_made(tmp_path):
-    """For each image whose boxes are read, and thrice for each of the two tensors of the list."""
+    """Twice for each image, whose boxes are counted and read, and thrice for each of the two tensors of the list."""
     key, signs = JobKey(str(tmp_path), "demo"), []
     votes = [make_vote(key, SAVE, f"n{rank}", [slot], world_size=2) for rank, slot in enumerate(slots_in(tmp_path))]
     assert STOCK_METADATA in stock_files(votes, SAVE, lambda: signs.append(1)).files
-    assert len(signs) == len(votes) + 3 * 2
+    assert len(signs) == 2 * len(votes) + 3 * 2
