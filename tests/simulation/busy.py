@@ -209,10 +209,15 @@ class BusyMachine(Machine):
         self.world.saw(self, event)
         self.load.events += 1
         self._touched = True
-        began = time.perf_counter()
+        began = time.thread_time()
         actions = self.catalogue.handle(event, self.now)
-        self.load.core_s += time.perf_counter() - began
+        self._core_took(time.thread_time() - began)
         self.all_of(actions)
+
+    def _core_took(self, seconds: float) -> None:
+        self.load.core_s += seconds
+        if self.wire.costs.core:
+            self.charge(seconds)
 
     def _end(self) -> None:
         """What is due in the core, and the round is over."""
@@ -222,15 +227,15 @@ class BusyMachine(Machine):
         due = self._core_due()
         if due is not None and due <= self.now:
             self._touched = True
-            began = time.perf_counter()
+            began = time.thread_time()
             actions = self.catalogue.tick(self.now)
-            self.load.core_s += time.perf_counter() - began
+            self._core_took(time.thread_time() - began)
             self.all_of(actions)
             if self.catalogue is None or self.life != life:
                 return
             due = self._core_due()
             assert due is None or due > self.now, f"{self.name}: the loop would spin: due {due}, now {self.now}"
-        if self.world.thorough or self.world.events % 16 == 0:
+        if self.world.checked and (self.world.thorough or self.world.events % 16 == 0):
             self.catalogue.check()
         took, self._round_began = self.loop_time - self._round_began, self.loop_time
         self.load.longest_s = max(self.load.longest_s, took)

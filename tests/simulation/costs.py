@@ -34,6 +34,7 @@ class Costs:
     delay_s: float = 0.0002  # of a packet on its way
     bytes_per_s: float = 1.25e9  # in and out of a node: 10 Gbit/s
     peer_timeout_s: float = 10.0
+    core: bool = False  # the CPU time of the core, as it is played here, is time of the loop too
 
     def local(self, event: ev.Event, sizes: "Sizes") -> float:
         """Of an event that did not come over a link."""

@@ -34,11 +34,6 @@ _STORE = (
 _WITH_PATIENCE = (act.TakeIncarnation, act.ScanStore)
 _PATIENCE_S = 10.0
 _HANG_S = 300.0  # after which a worker that says nothing is replaced
-_USUAL_S = {
-    act.AllocateSlots: 0.05, act.TakeDigests: 0.1, act.Encode: 0.3, act.FetchSegment: 0.2, act.Drain: 0.5,
-    act.TakeIncarnation: 0.01, act.ScanStore: 0.02, act.WriteVote: 0.02, act.Commit: 0.05,
-    act.RemoveCheckpoint: 0.05, act.RemovePartial: 0.05,
-}  # fmt: skip
 
 
 @dataclass(eq=False, slots=True)
@@ -127,9 +122,8 @@ class ActionExecutor:
             world.store(action.job).make_partial(action.save)
         if isinstance(action, act.WriteVote):
             running.vote = self._make_vote(machine, action)
-        usual = _USUAL_S[type(action)]
         late = self._written_after_s(machine, action) if isinstance(action, act.Drain) else 0.0
-        late = late or clock.mostly(usual, usual * 20)
+        late = late or world.hardware.action_s(clock, machine.name, action)
         clock.after(late, self._due, serial, running)
         if isinstance(action, act.Drain) and world.progress_s:
             clock.after(world.progress_s, self._moved, running, late)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 CAPACITY = 1 << 17
 SAVE_TIMEOUT_S = 10.0
-_COPY_S = 0.05
 _ROUTE_S = 0.0005
 _LOOK_S = 0.3  # how often it looks whether a daemon is back
 _LOAD_TRIES = 3
@@ -214,7 +213,7 @@ class Proc:
         if self._staging is None or self.copying or not self.granted:
             return
         self.copying = next(iter(self.granted))
-        self.world.clock.after(self.world.clock.mostly(_COPY_S, 1.0), self._copied, self.copying)
+        self.world.clock.after(self.world.hardware.copy_s(self.world.clock), self._copied, self.copying)
 
     def _copied(self, name: str) -> None:
         """The segment is in the slot: seal it, and hand it over if there is somebody to take it."""
@@ -362,7 +361,7 @@ class Proc:
             return
         self.world.promises.read_from(self, order)
         self.reading = order
-        self.world.clock.after(self.world.clock.mostly(0.1, 3.0), self._have_read, order)
+        self.world.clock.after(self.world.hardware.read_s(self.world.clock), self._have_read, order)
 
     def _have_read(self, order: LoadFrom) -> None:
         if self.reading is not order or not self.alive or self.state != "in":

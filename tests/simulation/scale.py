@@ -103,12 +103,14 @@ HEAD = (
 class Crowd:
     """A job of so many nodes. ``measured`` gives the figures of what follows, until ``done``."""
 
-    def __init__(self, play: str, nodes: int, costs: Costs, *, filled: bool = False) -> None:
+    def __init__(
+        self, play: str, nodes: int, costs: Costs, *, filled: bool = False, scheme: Scheme = Scheme.XOR
+    ) -> None:
         self._began = time.process_time()
         self.play, self.nodes = play, nodes
         quiet = {"fault_every_s": 0.0, "shared": 0.0, "relaid": 0.0, "think_s": 1e7}
         self.world = world = World(
-            1, nodes, scheme=Scheme.XOR, set_size=SET_SIZE, policy=Policy(), costs=costs, jobs=1, **quiet
+            1, nodes, scheme=scheme, set_size=SET_SIZE, policy=Policy(), costs=costs, jobs=1, **quiet
         )  # type: ignore[arg-type]
         world.thorough, world.clock.steady, world.charged = False, True, False
         world.forced, world.cadence = 0.0, _NEVER

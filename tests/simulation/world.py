@@ -19,6 +19,7 @@ from tests.simulation.chaos import Chaos
 from tests.simulation.clock import Clock
 from tests.simulation.costs import Costs
 from tests.simulation.effects import ActionExecutor
+from tests.simulation.hardware import Hardware
 from tests.simulation.launcher import Launcher
 from tests.simulation.machine import Machine
 from tests.simulation.network import Network
@@ -67,6 +68,7 @@ class World:
         self.costs = costs  # None: what a daemon does takes no time
         self.charged = True  # False: nothing costs anything just now
         self.progress_s = PROGRESS_S if costs is not None else 0.0  # between two reports of a drain; 0: there are none
+        self.hardware = Hardware()
         self.drain_s = 0.0  # that a node's share of each drain takes; 0: a while
         # Chances that a session's ranks save shares, that one of them is no replica, and that ranks need all images.
         self.shared, self.odd, self.relaid = shared, odd, relaid
@@ -87,6 +89,7 @@ class World:
         self.cadence: Cadence | None = None  # of all sessions; else each draws one
         self.forced = 0.1  # chance that a save is asked to be drained, by name
         self.thorough = nodes <= 8
+        self.checked = True  # by the cores themselves, now and then
         self._fingerprint = blake2b(digest_size=8)
         self.nodes: dict[str, Machine] = {}
         self.lost: list[Machine] = []
