@@ -82,7 +82,7 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(pages / 2**30, 1),
         "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "load": round(os.getloadavg()[0], 1),
     }
 

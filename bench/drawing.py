@@ -14,9 +14,9 @@ def figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save(figure: "Figure", path: Path) -> None:
-    """Writes an SVG."""
+def save(figure: "Figure", path: Path, *, identifier: str = "") -> None:
+    """Writes an SVG. identifier: of the figures that it shows, for its metadata."""
     import matplotlib as mpl  # noqa: PLC0415
 
     with mpl.rc_context({"svg.hashsalt": "ckptd"}):
-        figure.savefig(path, format="svg", metadata={"Date": None})
+        figure.savefig(path, format="svg", metadata={"Date": None} | ({"Identifier": identifier} if identifier else {}))

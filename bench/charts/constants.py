@@ -9,7 +9,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 import zmq
 
 from bench import records, states
+from bench.charts.values import Constants, Stated
 from bench.node import Node, scratch
 from ckptd.arena.arena import Arena
 from ckptd.core import events as ev
@@ -33,83 +33,11 @@ from ckptd.system.config import Config
 from tests import nodes as parity_nodes
 from tests.golden import wire
 from tests.runs import RUN
-from tests.simulation.costs import Costs
-from tests.simulation.hardware import Measured
 from tests.simulation.scale import RANKS, SET_SIZE
 
 _JOB = JobKey("/store", "charts")
 _DEADLINE_S = 20.0
 _MEMORY = "/dev/shm"  # noqa: S108 - directories with names of their own
-
-
-@dataclass(frozen=True, slots=True)
-class Stated:
-    """What is not measured. nbytes: state of a rank. Speeds in bytes/s, of a node."""
-
-    nbytes: int = 1 << 30
-    tensors: int = 300  # of a rank
-    line_bytes_per_s: float = 12.5e9
-    store_bytes_per_s: float = 2e9
-    slower: float = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Constants:
-    """What is measured. Speeds in bytes per CPU second.
-
-    ``encode``, ``pulled``: of a byte of state, by "SCHEME/MEMBERS". ``commit``: seconds, by the number of nodes.
-    """
-
-    packet_in_s: float
-    packet_out_s: float
-    decode_byte_s: float
-    encode_byte_s: float
-    copy_bytes_per_s: float
-    read_bytes_per_s: float
-    digest_bytes_per_s: float
-    commit: dict[str, float]
-    encode: dict[str, float]
-    pulled: dict[str, float]
-
-    @property
-    def costs(self) -> Costs:
-        """Of a daemon's loop. What the core takes is measured in the play itself."""
-        return Costs(
-            core=True,
-            packet_in_s=self.packet_in_s,
-            packet_out_s=self.packet_out_s,
-            decode_byte_s=self.decode_byte_s,
-            encode_byte_s=self.encode_byte_s,
-        )
-
-    def hardware(self, stated: Stated, nodes: int) -> Measured:
-        """Of one job of so many nodes."""
-        return Measured(
-            nbytes=stated.nbytes,
-            ranks=RANKS,
-            copy_bytes_per_s=self.copy_bytes_per_s,
-            read_bytes_per_s=self.read_bytes_per_s,
-            digest_bytes_per_s=self.digest_bytes_per_s,
-            encode_byte_s=self.encode,
-            pulled=self.pulled,
-            line_bytes_per_s=stated.line_bytes_per_s,
-            store_bytes_per_s=stated.store_bytes_per_s,
-            commit_s=self.commit[str(nodes)],
-            slower=stated.slower,
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """Four digits of each."""
-        return {
-            name: {key: float(f"{one:.4g}") for key, one in value.items()}
-            if isinstance(value, dict)
-            else float(f"{value:.4g}")
-            for name, value in asdict(self).items()
-        }
-
-
-def _rounded(value: Any) -> Any:
-    return {key: _rounded(one) for key, one in value.items()} if isinstance(value, dict) else float(f"{value:.4g}")
 
 
 def members_of(nodes: int) -> set[int]:
@@ -125,7 +53,7 @@ def measure(nodes: Iterable[int], stated: Stated, *, nbytes: int = 256 << 20, re
     decode_byte_s, encode_byte_s = _codec(4 * repeat)
     copied, read = _state(nbytes, repeat)
     digested, encoded, pulled = _parity(set().union(*map(members_of, nodes)), nbytes, repeat)
-    commit = {str(number): _commit(number, stated.tensors) for number in nodes}
+    commit = commits(nodes, stated)
     return Constants(
         packet_in_s=packet_in_s, packet_out_s=packet_out_s, decode_byte_s=decode_byte_s, encode_byte_s=encode_byte_s,
         copy_bytes_per_s=copied, read_bytes_per_s=read, digest_bytes_per_s=digested, commit=commit, encode=encoded,
@@ -289,6 +217,11 @@ def _encode(group: parity_nodes.Set, scheme: Scheme) -> tuple[float, int]:
     took = _cpu(lambda: encode(node.parities, parity_nodes.KEY, chunk, group.sources(node), count))
     node.parities.give_back(parity_nodes.KEY, parity_nodes.SAVE, parity_nodes.EPOCH)
     return took, pulled[0]
+
+
+def commits(nodes: Iterable[int], stated: Stated) -> dict[str, float]:
+    """CPU seconds of the commits of jobs of these sizes."""
+    return {str(number): _commit(number, stated.tensors) for number in nodes}
 
 
 def _commit(nodes: int, boxes: int) -> float:

@@ -6,10 +6,10 @@ knows. Reads a ``Job`` from stdin and writes its ``Times``, in JSON.
 """
 
 import gc
-import resource
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -22,6 +22,7 @@ from tests.simulation.scale import Crowd
 
 _PATIENCE_S = 3600.0
 _QUIET_S = 5.0  # between the last milestone and the crash
+_LAUNCHER_S = 10.0  # at least, from the crash to the start of other processes
 
 
 @dataclass(slots=True)
@@ -29,7 +30,7 @@ class Times:
     """Seconds of virtual time, of ``nodes`` nodes. Of a save: from the call of all ranks until all know the milestone.
 
     ``connected_s``, ``restored_s``: from the start of the ranks' processes. ``busy_s``: of the coordinator's loop, for
-    the save and for the restore; ``core_s``: CPU of its core alone, as played, which is no part of the virtual time.
+    the save, for the end of all ranks, and for the restore; ``core_s``: CPU of its core alone, as played, which is no part of the virtual time.
     """
 
     nodes: int
@@ -40,6 +41,7 @@ class Times:
     connected_s: float = 0.0
     restored_s: float = 0.0
     save_busy_s: float = 0.0
+    crash_busy_s: float = 0.0
     restore_busy_s: float = 0.0
     core_s: float = 0.0
     events: int = 0
@@ -76,8 +78,14 @@ def play(nodes: int, scheme: Scheme, costs: Costs, hardware: Hardware) -> Times:
     gc.unfreeze()
     times.events = world.events
     times.cpu_s = time.process_time() - began
-    times.memory_nbytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    times.memory_nbytes = _peak_nbytes()
     return times
+
+
+def _peak_nbytes() -> int:
+    """What getrusage tells has the parent's, too."""
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("VmHWM"))) * 1024
 
 
 def _count(crowd: Crowd) -> None:
@@ -119,7 +127,12 @@ def _save(crowd: Crowd, times: Times) -> None:
 
 def _restore(crowd: Crowd, times: Times) -> None:
     world, before = crowd.world, crowd.session
-    before.crash(before.procs)
+    _count(crowd)
+    for proc in before.procs:
+        proc.die()
+    world.run(_LAUNCHER_S)
+    times.crash_busy_s = crowd.coordinator.load.busy_s
+    before.end("all ranks crashed")
     crowd.reach(crowd.phase("connect", before))
     _count(crowd)
     began = world.clock.now

@@ -390,7 +390,7 @@ class Restores:
 
     def _hopeless(self) -> list[Action]:
         """Some rank will never join."""
-        why = self._sessions.incomplete
+        why = self._sessions.incomplete if self._round is not None else ""
         return self._refuse("restore", why, "start all ranks again, alike") if why else []
 
     def next_deadline(self) -> float | None:

@@ -16,6 +16,7 @@ from ckptd.core.coordinator.members import Members
 from ckptd.core.coordinator.patience import Patience
 from ckptd.core.coordinator.processes import Processes
 from ckptd.core.coordinator.protection_view import less_than_asked
+from ckptd.core.coordinator.save_record import few
 from ckptd.core.coordinator.session_store import SessionStore
 from ckptd.core.coordinator.wait_reasons import Waiting
 from ckptd.core.coordinator.waiting_sessions import WaitingSessions
@@ -363,7 +364,7 @@ class Sessions:
     @property
     def incomplete(self) -> str:
         """Why this session can do nothing that takes all its ranks, empty when it can."""
-        gone = ", ".join(map(str, sorted(self.departed)))
+        gone = few(sorted(self.departed))
         return self.spoiled or (f"rank {gone} left the job" if gone else "")
 
     def opened(self, event: ev.IncarnationTaken, now: float) -> list[Action]:

@@ -5,7 +5,7 @@ import pytest
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.shared.base.ids import SaveId
-from ckptd.shared.protocol.messages import Cadence, Done, LoadFrom, Refused, Tier
+from ckptd.shared.protocol.messages import Cadence, Done, LoadFrom, Refused, Tier, decode_reply, encode
 from tests.runs import OTHER_RUN, OTHER_STORE_ID, RUN, STORE_ID
 from tests.unit.core.a_job import KEY, LATE, AJob
 
@@ -333,6 +333,17 @@ def test_a_rank_that_asks_when_another_has_ended_is_answered(end):
     assert isinstance(job.answer(seq), Refused)
     assert "rank 1 left the job" in job.answer(seq).message
     assert job.answer(seq).code == "restore"
+
+
+def test_a_rank_that_asks_when_very_many_have_ended_is_told_of_the_first_ones():
+    ranks = 600
+    job = AJob(world=ranks).start()
+    for rank in range(1, ranks):
+        job.gone(rank)
+    answer = job.answer(job.ask_load(0))
+    assert isinstance(answer, Refused)
+    assert decode_reply(encode(answer)) == answer
+    assert "rank 1, 2, 3, 4, 5, 6, 7, 8, ... (599 in all) left the job" in answer.message
 
 
 def test_a_rank_that_still_reads_when_anothers_state_does_not_fit_is_answered():
