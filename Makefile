@@ -23,7 +23,7 @@ SHARE ?=
 # ckptd anew, which is a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo unit test simulate simulate-slow scale mutants test-matrix frameworks-test golden golden-wire bench bench-records nodes bench-large bench-peers gpu test-gpu bench-gpu check lint types architecture wheel longest faults guards histories kills polite mistakes cluster-test docs clean
+.PHONY: help venv demo unit test simulate simulate-slow scale charts mutants test-matrix frameworks-test golden golden-wire bench bench-records nodes bench-large bench-peers gpu test-gpu bench-gpu check lint types architecture wheel longest faults guards histories kills polite mistakes cluster-test docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ simulate-slow: $(DEV) ## hours of saving to a store that is ten times too slow: 
 
 scale: $(DEV) ## jobs of many simulated nodes whose daemons take time, against bars: NODES="64 256 1000" ONLY="connect load"
 	PYTHONPATH=.:client $(BIN)/python -m tests.simulation.scale $(ONLY) --nodes $(if $(filter file,$(origin NODES)),64 256 1000,$(NODES))
+
+charts: $(DEV) ## docs/charts.md: a save and a restore of 4 to 1,000 simulated nodes; constants are measured first: CHARTS="4 16 64"
+	PYTHONPATH=.:client $(BIN)/python -m bench.charts $(if $(CHARTS),--nodes $(CHARTS))
 
 mutants: $(DEV) ## mutants of every kind of file through every reader: COUNT=1000 SEED=0 KIND=; one again: ONE=0-17
 	PYTHONPATH=.:client $(BIN)/python -W ignore -m tests.hostile.mutants $(if $(ONE),--one $(ONE),$(COUNT) $(SEED)) $(if $(KIND),"$(KIND)")

@@ -23,8 +23,9 @@ MILESTONES = {
     "restored_s": "restored",
 }
 CHOSEN = "xor"  # the scheme of the first chart
+_TICKS = [base * 10**power for power in range(-3, 4) for base in (1, 2, 5)]
 _SCHEMES = {"none": "redundancy off", "xor": "xor", "double": "double"}
-_MARKS = {"none": "^", "xor": "o", "double": "s"}
+_MARKS = {"none": "C0^-", "xor": "C1o-", "double": "C2s-"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +87,10 @@ def _nodes(axis: "Axes", sizes: Sequence[int]) -> None:
     axis.grid(visible=True, alpha=0.3)
 
 
-def _line(axis: "Axes", plays: Sequence[Times], what: str, label: str, mark: str) -> None:
+def _line(axis: "Axes", plays: Sequence[Times], what: str, label: str, form: str) -> None:
     points = [(one.nodes, value) for one in plays if (value := getattr(one, what)) is not None]
     if points:
-        axis.plot([nodes for nodes, _ in points], [value for _, value in points], f"{mark}-", label=label)
+        axis.plot([nodes for nodes, _ in points], [value for _, value in points], form, label=label)
 
 
 def milestones(data: Data) -> Any:
@@ -97,8 +98,11 @@ def milestones(data: Data) -> Any:
     figure = drawing.figure(7, 4)
     axis = figure.subplots()
     for (what, label), mark in zip(MILESTONES.items(), "o^sD", strict=True):
-        _line(axis, data.of(CHOSEN), what, label, mark)
+        _line(axis, data.of(CHOSEN), what, label, f"{mark}-")
     axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    ticks = [tick for tick in _TICKS if low <= tick <= high]
+    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     _nodes(axis, data.sizes)
     axis.set(ylabel="seconds", title=f"redundancy {CHOSEN}, {data.stated.nbytes / 2**30:g} GiB a rank")
     figure.legend(loc="outside right center")
@@ -113,8 +117,9 @@ def schemes(data: Data) -> Any:
             _line(axis, data.of(scheme), what, _SCHEMES[scheme], _MARKS[scheme])
         _nodes(axis, data.sizes)
         axis.set(title=label, ylabel="seconds")
-        axis.set_ylim(bottom=0)
-        axis.legend()
+        axis.set_ylim(0, 1.15 * axis.get_ylim()[1])
+    handles = axis.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=len(data.schemes))
     return figure
 
 

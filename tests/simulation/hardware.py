@@ -51,7 +51,9 @@ class Measured(Hardware):
     store_bytes_per_s: float  # of each node
     commit_s: float
     slower: float = 0.1
-    _digests: dict[str, float] = field(default_factory=dict)  # node -> when its one thread of digests is free
+    _digests: dict[str, float] = field(
+        default_factory=dict, init=False
+    )  # node -> when its one thread of digests is free
 
     def _about(self, clock: Clock, seconds: float) -> float:
         return seconds * clock.between(1.0, 1.0 + self.slower)

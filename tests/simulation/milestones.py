@@ -30,7 +30,8 @@ class Times:
     """Seconds of virtual time, of ``nodes`` nodes. Of a save: from the call of all ranks until all know the milestone.
 
     ``connected_s``, ``restored_s``: from the start of the ranks' processes. ``busy_s``: of the coordinator's loop, for
-    the save, for the end of all ranks, and for the restore; ``core_s``: CPU of its core alone, as played, which is no part of the virtual time.
+    the save, for the end of all ranks, and for the restore; ``core_s``: its core's part of the save and the restore.
+    ``cpu_s``, ``memory_nbytes``: of the simulator.
     """
 
     nodes: int
@@ -46,7 +47,7 @@ class Times:
     core_s: float = 0.0
     events: int = 0
     cpu_s: float = 0.0
-    memory_nbytes: int = 0  # of the simulator, at most
+    memory_nbytes: int = 0
     links_lost: int = 0
 
 
