@@ -170,11 +170,22 @@ What a node does for its own bytes (copy, digest, parity inside its set, drain) 
 What grows is the coordinator's: one loop takes a message of each node for each step. In the save of {last.nodes:,}
 nodes it was busy for {digits(last.save_busy_s)} s, of {first.nodes:,} for {digits(first.save_busy_s)} s; in the restore
 for {digits(last.restore_busy_s)} s and {digits(first.restore_busy_s)} s: it learns of each rank, and what memory holds.
+{_again(last)}
 
 Durable also has the commit, which reads the votes of all nodes: {digits(commits[first.nodes])} s for {first.nodes:,}
 nodes, {digits(commits[dearest])} s for {dearest:,}, the dearest here, and {digits(commits[last.nodes])} s for
 {last.nodes:,}. Most of it is DCP's `.metadata`, which has all boxes of all tensors; above a million boxes there is none
 ([client](client.md)), and a commit of more nodes is cheaper."""
+
+
+def _again(last: Times) -> str:
+    """What a loop that is behind costs itself."""
+    if last.again < last.packets / 100:
+        return ""
+    return (
+        f"All nodes report at once then, the loop falls behind, and their links send again what it has not acknowledged"
+        f" yet: {last.again:,} of the {last.packets:,} packets that it took were such."
+    )
 
 
 def _machine(data: Data) -> str:

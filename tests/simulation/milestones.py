@@ -31,7 +31,8 @@ class Times:
 
     ``connected_s``, ``restored_s``: from the start of the ranks' processes. ``busy_s``: of the coordinator's loop, for
     the save, for the end of all ranks, and for the restore; ``core_s``: its core's part of the save and the restore.
-    ``cpu_s``, ``memory_nbytes``: of the simulator.
+    ``packets``: that it took in the restore; ``again``: of these, with a message that had come before, because its
+    acknowledgement took too long. ``cpu_s``, ``memory_nbytes``: of the simulator.
     """
 
     nodes: int
@@ -45,6 +46,8 @@ class Times:
     crash_busy_s: float = 0.0
     restore_busy_s: float = 0.0
     core_s: float = 0.0
+    packets: int = 0
+    again: int = 0
     events: int = 0
     cpu_s: float = 0.0
     memory_nbytes: int = 0
@@ -146,6 +149,7 @@ def _restore(crowd: Crowd, times: Times) -> None:
     load = crowd.coordinator.load
     times.restore_busy_s, times.links_lost = load.busy_s, times.links_lost + _lost(crowd)
     times.core_s += load.core_s
+    times.packets, times.again = load.packets, load.again
 
 
 def main() -> None:
