@@ -1,4 +1,4 @@
-"""Measures what the simulated nodes are told: costs of packets, speeds of a core. By the product's own code.
+"""Measures the constants of the simulated nodes: costs of packets, speeds of a core. By the product's own code.
 
 Seconds are CPU seconds of the thread that does the work: what else the machine does counts less in them. Each is the
 median of some repetitions; speeds of memory are the best of some, since other work takes memory's bandwidth.

@@ -1,4 +1,4 @@
-"""What simulated nodes are told: what is stated, and what is measured."""
+"""The constants of the simulated nodes: those that are stated, and those that are measured."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

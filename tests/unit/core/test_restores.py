@@ -335,7 +335,7 @@ def test_a_rank_that_asks_when_another_has_ended_is_answered(end):
     assert job.answer(seq).code == "restore"
 
 
-def test_a_rank_that_asks_when_very_many_have_ended_is_told_of_the_first_ones():
+def test_a_rank_that_asks_when_very_many_have_ended_learns_the_first_of_them():
     ranks = 600
     job = AJob(world=ranks).start()
     for rank in range(1, ranks):
