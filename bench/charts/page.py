@@ -11,6 +11,7 @@ from tests.simulation.milestones import Times
 from tests.simulation.scale import RANKS, SET_SIZE
 
 PAGE = "charts.md"
+_FLAT = 1.25  # so many times the least
 _TEXT = """\
 # Cost against the number of nodes
 
@@ -63,8 +64,9 @@ The daemons' cores are the real ones: the CPU time that each event takes in them
   notice it and to start {ranks} processes a node is not ckptd's. In that time the coordinator's loop is busy for
   {crash} s with the end of all ranks of {most} nodes.
 - **The store's latency.** A vote takes {vote_ms} ms and the commit its CPU time; records lie in memory.
-- Links that carry no message in the play are not played; idle ones cost the coordinator 0.4 packets a second each.
-- Messages are not encoded byte by byte: they are charged by their size.
+- **Idle links.** Links that carry no message in the play are not played; each costs the coordinator 0.4 packets a
+  second.
+- **Encoding.** Messages are not encoded: they are charged by their size.
 
 {absent}
 
@@ -141,41 +143,39 @@ def _table(data: Data) -> str:
     return markdown_table(columns, rows)
 
 
-def _ends(data: Data) -> tuple[Times, Times]:
-    """The smallest and the largest play of the chosen scheme."""
-    plays = data.of(CHOSEN)
-    return plays[0], plays[-1]
-
-
 def _flat(data: Data) -> str:
     """A line for each milestone of the chosen scheme."""
-    first, last = _ends(data)
-    lines = [f"With {CHOSEN}, from {first.nodes:,} to {last.nodes:,} nodes:\n"]
+    plays = data.of(CHOSEN)
+    lines = [f"With {CHOSEN}, from {plays[0].nodes:,} to {plays[-1].nodes:,} nodes:\n"]
     for what, label in MILESTONES.items():
-        few, many = getattr(first, what), getattr(last, what)
-        said = "flat" if many <= 1.25 * few else "not flat"
+        times = [(getattr(one, what), one.nodes) for one in plays]
+        (least, few), (most, many) = min(times), max(times)
+        said = "flat" if most <= _FLAT * least else "not flat"
         lines.append(
-            f"- **{label}**: {digits(few)} to {digits(many)} s, {digits(many / few)} times, {digits(many - few)} s"
-            f" more: {said}."
+            f"- **{label}** is {said}: {digits(least)} s ({few:,} nodes) to {digits(most)} s ({many:,} nodes)."
         )
     return "\n".join(lines)
 
 
 def _reasons(data: Data) -> str:
-    first, last = _ends(data)
-    commits = {int(nodes): seconds for nodes, seconds in data.constants.commit.items()}
-    dearest = max((nodes for nodes in commits if nodes in data.sizes), key=lambda nodes: commits[nodes])
+    first, last = data.of(CHOSEN)[0], data.of(CHOSEN)[-1]
+    commits = {nodes: data.constants.commit[str(nodes)] for nodes in data.sizes}
+    dearest = max(commits, key=lambda nodes: commits[nodes])
     return f"""\
-What a node does for its own bytes (copy, digest, parity inside its set, drain) does not depend on the number of nodes.
-What grows is the coordinator's: one loop takes a message of each node for each step. In the save of {last.nodes:,}
-nodes it was busy for {digits(last.save_busy_s)} s, of {first.nodes:,} for {digits(first.save_busy_s)} s; in the restore
-for {digits(last.restore_busy_s)} s and {digits(first.restore_busy_s)} s: it learns of each rank, and what memory holds.
-{_again(last)}
+What a node does for its own bytes (copy, digests, parity inside its set, drain) does not depend on the number of nodes,
+but for the set: {first.nodes:,} nodes make one set, and larger jobs have sets of {SET_SIZE}, which cost a little more
+to encode. Double pulls two bytes for each of xor, and XORs them more often. A restore from memory needs no parity.
+
+What grows is the coordinator's: one loop takes messages of each node. In the save of {last.nodes:,} nodes it was busy
+for {digits(last.save_busy_s)} s, of {first.nodes:,} for {digits(first.save_busy_s)} s: staged is later by a part of
+that, and for the rest the loop works while nodes encode and drain. In the restore it was busy for
+{digits(last.restore_busy_s)} s and {digits(first.restore_busy_s)} s: it learns of each rank and of what each memory
+holds, and nothing else is under way. {_again(last)}
 
 Durable also has the commit, which reads the votes of all nodes: {digits(commits[first.nodes])} s for {first.nodes:,}
 nodes, {digits(commits[dearest])} s for {dearest:,}, the dearest here, and {digits(commits[last.nodes])} s for
-{last.nodes:,}. Most of it is DCP's `.metadata`, which has all boxes of all tensors; above a million boxes there is none
-([client](client.md)), and a commit of more nodes is cheaper."""
+{last.nodes:,}. Most of it is DCP's `.metadata`, which has each box of each tensor; above a million boxes there is none
+([client](client.md)), so that the commit of a still larger job is cheap."""
 
 
 def _again(last: Times) -> str:
@@ -183,7 +183,7 @@ def _again(last: Times) -> str:
     if last.again < last.packets / 100:
         return ""
     return (
-        f"All nodes report at once then, the loop falls behind, and their links send again what it has not acknowledged"
+        f"All nodes report at once, the loop falls behind, and their links send again what it has not acknowledged"
         f" yet: {last.again:,} of the {last.packets:,} packets that it took were such."
     )
 
@@ -249,5 +249,5 @@ def _absent(data: Data) -> str:
 
 LARGEST = 10_000
 ABSENT = """\
-Jobs of 4,000 and 10,000 nodes are not in the charts: see below what a play takes, of CPU and of memory; both grow with
-the square of the nodes, since each of them knows all others."""
+Jobs of 4,000 and 10,000 nodes are not in the charts: a play's CPU time and memory, which stand below, grow with the
+square of the nodes, since each of them knows all others, and 4,000 nodes need some 16 times those of 1,000."""
