@@ -50,7 +50,8 @@ Stated, not measured:
 {stated}
 
 In the play each copy, digest, encode and drain takes up to {slower} % longer than the fastest, by chance, as nodes do.
-The daemons' cores are the real ones: the CPU time that each event takes in them is time of that daemon's loop.
+The daemons' cores are the real ones: the CPU time that each event takes in them is time of that daemon's loop. So
+plays of one job differ from run to run, those of the largest most, by what else the machine does.
 
 ## What the simulator leaves out
 
