@@ -364,8 +364,7 @@ class Sessions:
     @property
     def incomplete(self) -> str:
         """Why this session can do nothing that takes all its ranks, empty when it can."""
-        gone = few(sorted(self.departed))
-        return self.spoiled or (f"rank {gone} left the job" if gone else "")
+        return self.spoiled or (f"rank {few(sorted(self.departed))} left the job" if self.departed else "")
 
     def opened(self, event: ev.IncarnationTaken, now: float) -> list[Action]:
         """The number is there: the session is the job now."""
