@@ -154,10 +154,13 @@ class EndMeeting(Action, frozen=True, kw_only=True):
 class KeepLinks(Action, frozen=True, kw_only=True):
     """Keep a link to these nodes of the job, in place of those named before; None: to all. Others are had by a message.
 
-    Not answered: PeerUp and PeerDown say what becomes of each.
+    Not answered: PeerUp and PeerDown say what becomes of each. ``relays``: pairs of a node and the leader of a group
+    by which packets between that node and this one may go, if they get through. At a node that coordinates, where
+    links to all are kept, they go so as soon as the other node wants it.
     """
 
     nodes: tuple[str, ...] | None
+    relays: tuple[tuple[str, str], ...] = ()
 
 
 class TakeIncarnation(Action, frozen=True, kw_only=True):

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Self
 
+from ckptd.core.groups import RELAYED_FROM
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
@@ -26,6 +28,7 @@ class Policy:
     outside_wait_s: float = 3.0  # for nodes that the job has left to say what lies there
     whole_nodes: int = 8  # a job of up to so many nodes gets a checkpoint of another world whole on each, from memory
     shared_nodes: int = 64  # the same of one of which all ranks saved slices: each held all of it before
+    relayed_from: int = RELAYED_FROM  # nodes of a job: leaders of groups pass packets on; the same on all nodes
     arena: str = ""  # of this node, for commands that a user is given to type
     client_started: bool = False  # nobody but a client will start the daemon again
 

@@ -400,7 +400,7 @@ class Daemon:
             act.MeetPeers: (lambda action: plane.meet(action.job, action.peers), lambda _: self._bulk.open()),
             act.Meet: (lambda action: plane.meet_at(action.job, action.session, action.rendezvous),),
             act.EndMeeting: (lambda action: plane.meetings.end(action.job, action.session),),
-            act.KeepLinks: (lambda action: plane.keep_links(action.job, action.nodes),),
+            act.KeepLinks: (lambda action: plane.keep_links(action.job, action.nodes, action.relays),),
             act.KeepTopology: (executor.perform, lambda it: plane.keep(it.job, it.topology, it.outside)),
             act.ForgetJob: (lambda action: protect.forget(action.job), executor.perform, self._forgotten),
         }

@@ -111,6 +111,10 @@ class AddressBook:
         kept = self._kept.get(job, frozenset())
         return kept is None or node in kept
 
+    def keeps_all(self, job: JobKey) -> bool:
+        """Whether a link is kept to all nodes."""
+        return job in self._kept and self._kept[job] is None
+
     def kept(self, job: JobKey) -> list[Peer]:
         """Peers to which a link is kept."""
         kept, peers = self._kept.get(job, frozenset()), self._peers.get(job, {})

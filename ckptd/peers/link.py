@@ -114,6 +114,10 @@ class Link:
         self._queued_nbytes += len(body)
         return True
 
+    def aside(self, body: bytes) -> Packet | None:
+        """A packet with a body that is neither numbered nor sent again; None: the link is down."""
+        return self._packet(0, body) if self.up else None
+
     def receive(self, packet: Packet, now: float) -> None:
         """Takes one packet of the other daemon, in whatever order and number they come."""
         if self.up and (packet.end, packet.to) == (self._peer_end, self._end):
@@ -198,6 +202,8 @@ class Link:
                 self._updates.append(Got(packet.body))
             elif packet.seq > self._received:  # what is ahead of its turn comes again
                 self._lost = packet.attempt
+        elif packet.body:
+            self._updates.append(Got(packet.body))
 
     @property
     def _probe_s(self) -> float:

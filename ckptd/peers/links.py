@@ -14,14 +14,17 @@ from collections.abc import Callable, Iterable
 from ckptd.core import events as ev
 from ckptd.core.actions import ToNode
 from ckptd.peers.address_book import AddressBook, NodeKey
-from ckptd.peers.bulk_access import Guest, Offers
+from ckptd.peers.bulk_access import Offers
 from ckptd.peers.link import Down, Got, Link, Up
 from ckptd.peers.packets import (
     Ask,
     Body,
     BodyOnce,
     Bulk,
+    Bundle,
     Envelope,
+    Forward,
+    Forwarded,
     Join,
     Leave,
     Mail,
@@ -57,7 +60,7 @@ _PATIENCE_S = 600.0  # with a silent peer that the job's present topology does n
 
 
 class PeerLinks(abc.ABC):
-    """Nothing blocks; all but ``bulk_address`` and ``bulk_guest`` belongs to the loop's thread.
+    """Nothing blocks; all belongs to the loop's thread.
 
     What happens is kept as events for ``take_events``. ``unconnected``: remotes whose connection is to be made.
     """
@@ -88,6 +91,18 @@ class PeerLinks(abc.ABC):
         """Sends a packet; False: it is dropped, there is no connection or no room."""
 
     @abc.abstractmethod
+    def _deliver(self, remote: Remote, packet: Packet) -> bool:
+        """As ``_transmit``, on whichever path the packets of the remote's link go."""
+
+    @abc.abstractmethod
+    def _heard(self, remote: Remote, packet: Packet, path: int, now: float) -> None:
+        """The remote's link took a packet that came directly."""
+
+    @abc.abstractmethod
+    def _take_bundle(self, remote: Remote, bundle: Bundle) -> None:
+        """Packets of, or to, other nodes have come over a link."""
+
+    @abc.abstractmethod
     def _admit(self, key: str) -> None:
         """A daemon of this key may connect from now on."""
 
@@ -96,6 +111,9 @@ class PeerLinks(abc.ABC):
 
     def _new_end(self) -> int:
         return secrets.randbits(61) + 1
+
+    def _between(self, least: float, most: float) -> float:
+        return random.uniform(least, most)  # noqa: S311 - no secret
 
     # --- peers and links
 
@@ -273,6 +291,7 @@ class PeerLinks(abc.ABC):
         remote.move(peer.endpoint)
         remote.trouble, remote.release = "", envelope.release
         remote.link.receive(envelope.packet, now)
+        self._heard(remote, envelope.packet, envelope.path, now)
         return remote
 
     def tick(self) -> list[ev.Event]:
@@ -286,11 +305,10 @@ class PeerLinks(abc.ABC):
             if self._clock() >= now + ROUND_S:
                 break
         for remote in self._turns.take(now):
-            if remote.closed:
-                continue
-            self._flush(remote)
-            remote.look(now)
-            self._look_at(remote, now)
+            if not remote.closed:
+                self._flush(remote)
+                remote.look(now)
+                self._look_at(remote, now)
         return self.take_events()
 
     def _look_at(self, remote: Remote, now: float) -> None:
@@ -326,7 +344,7 @@ class PeerLinks(abc.ABC):
         now = self._clock()
         while True:
             for packet in remote.link.step(now, min(now, self._listened_at)):
-                if not self._transmit(remote, packet):
+                if not self._deliver(remote, packet):
                     remote.link.dropped(now)
             updates = remote.link.take_updates()
             if not updates:
@@ -340,9 +358,13 @@ class PeerLinks(abc.ABC):
                     case Got():
                         self._got(remote, item.body)
         if not remote.closed:
-            rests = remote.link.up and not remote.link.queued
-            by = min(remote.link.next_deadline(), remote.shared.next_deadline(rests=rests))
-            self._turns.see_to(remote, by if remote.redial_at is None else min(by, remote.redial_at))
+            self._turns.see_to(remote, self._due(remote))
+
+    def _due(self, remote: Remote) -> float:
+        """When it is to be looked at, at the latest."""
+        rests = remote.link.up and not remote.link.queued
+        by = min(remote.link.next_deadline(), remote.shared.next_deadline(rests=rests))
+        return by if remote.redial_at is None else min(by, remote.redial_at)
 
     # --- what the link reports
 
@@ -362,7 +384,7 @@ class PeerLinks(abc.ABC):
         self._events += remote.shared.disconnected()
         if remote.shared.needed:  # what fills the old connection is of no use any more
             peers = max(self._book.count(job) for job in remote.shared.needed)
-            remote.redial_at = now + random.uniform(0.0, min(_SPREAD_S, peers * _SPREAD_PEER_S))  # noqa: S311 - no secret
+            remote.redial_at = now + self._between(0.0, min(_SPREAD_S, peers * _SPREAD_PEER_S))
         else:
             self._close(remote)  # the next packet of an end that needs it makes another
 
@@ -370,7 +392,7 @@ class PeerLinks(abc.ABC):
         """Neither end has use for the link."""
         self._say(remote, Rest())
         for packet in remote.link.step(now):
-            self._transmit(remote, packet)
+            self._deliver(remote, packet)
         self._rested(remote)
 
     def _rested(self, remote: Remote) -> None:
@@ -382,32 +404,36 @@ class PeerLinks(abc.ABC):
 
     def _got(self, remote: Remote, raw: bytes) -> None:
         try:
-            body = decode_body(raw)
-            match body:
-                case Join(job=job, needed=needed):
-                    self._events += remote.shared.joined(job, needed=needed)
-                case Leave(job=job):
-                    self._events += remote.shared.left(job)
-                    remote.left = not remote.shared.theirs
-                    self._lost(remote.peer.node, self._clock())
-                case Rest():
-                    self._rested(remote)
-                case Present():
-                    self.refused["sender"] += 1  # over a link, where no ticket is needed
-                case Bulk():
-                    self._offers.take(remote, body)
-                case Message(message=message):
-                    self._message(remote, node_messages.decode(message))
-                case Ask(job=job) | StepsAsked(job=job) if job not in remote.jobs:
-                    self.refused["job"] += 1
-                case _:
-                    self._mail.append(Received(remote.peer.node, body))
+            self._take_body(remote, decode_body(raw))
         except UnknownMessageError as error:
             self.refused["unknown"] += 1
             remote.foreign = sentence(unknown_message(error.kind, remote.peer.node, remote.release))
         except ProtocolError as error:
             self.refused["malformed"] += 1
             remote.trouble = error.message
+
+    def _take_body(self, remote: Remote, body: Body) -> None:
+        match body:
+            case Join(job=job, needed=needed):
+                self._events += remote.shared.joined(job, needed=needed)
+            case Leave(job=job):
+                self._events += remote.shared.left(job)
+                remote.left = not remote.shared.theirs
+                self._lost(remote.peer.node, self._clock())
+            case Rest():
+                self._rested(remote)
+            case Present():
+                self.refused["sender"] += 1  # over a link, where no ticket is needed
+            case Bulk():
+                self._offers.take(remote, body)
+            case Message(message=message):
+                self._message(remote, node_messages.decode(message))
+            case Forward() | Forwarded():
+                self._take_bundle(remote, body)
+            case Ask(job=job) | StepsAsked(job=job) if job not in remote.jobs:
+                self.refused["job"] += 1
+            case _:
+                self._mail.append(Received(remote.peer.node, body))
 
     def _message(self, remote: Remote, message: ev.Message) -> None:
         of_job = not isinstance(message, ev.Report) or message.event.job == message.job
@@ -423,27 +449,6 @@ class PeerLinks(abc.ABC):
 
     def _say(self, remote: Remote, body: Body) -> bool:
         return remote.link.send(encode_body(body))
-
-    # --- bulk
-
-    def offer_bulk(self, port: int) -> None:
-        """From here on peers receive this port of the same host for byte ranges."""
-        self._offers.port = port
-        for remote in self._remotes.values():
-            if remote.link.up:
-                self._say(remote, self._offers.renew(remote))
-                self._flush(remote)
-
-    def bulk_address(self, job: JobKey, node: str) -> tuple[str, int, str, bytes] | None:
-        """Where and how to fetch the job's bytes from the node; None while it is down. From any thread.
-
-        Host, port, link id, secret. Two daemons may call themselves the same, each in jobs of its own.
-        """
-        return self._offers.address(self._remote_of(job, node))
-
-    def bulk_guest(self, link_id: str) -> Guest | None:
-        """Who comes under this link id; None: nobody, or a link that is over. From any thread."""
-        return self._offers.guests.get(link_id)
 
     def views(self) -> list[PeerView]:
         """Peers with a link, by node."""

@@ -16,7 +16,9 @@ from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_ve
 
 VERSION = 6
 MAX_BODY_NBYTES = 8 << 20
-MAX_PACKET_NBYTES = MAX_BODY_NBYTES + 4096
+MAX_BUNDLE_NBYTES = MAX_BODY_NBYTES + 4096  # one packet of any size fits
+MAX_PACKET_NBYTES = MAX_BUNDLE_NBYTES + 4096
+MAX_LETTERS = 1024  # of a bundle
 MAX_JOBS = 256  # that one peer may name
 MAX_CHECKPOINTS = 16384  # of one job, in an answer to a peer
 
@@ -33,7 +35,7 @@ class Packet(msgspec.Struct, frozen=True, array_like=True):
     hello: bool = False  # the sender's end is not connected yet
     seq: Seq = 0  # of the body; without one: of the last that was sent, and the sender waits; 0: it waits for nothing
     ack: Seq = 0  # all up to this one were received
-    body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_NBYTES)] = b""
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_BUNDLE_NBYTES)] = b""  # without a seq: a bundle, or nothing
     attempt: Seq = 0  # of the sender to have its bodies received in order
     lost: Seq = 0  # the receiver's attempt in which something after ``ack`` was lost; 0: it is not known of any
 
@@ -50,6 +52,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     endpoint: Endpoint  # where the sender is reached now; a restarted daemon may have another port
     packet: Packet
     release: Release  # of ckptd, at the sender
+    path: Seq = 0  # on which the sender speaks, as ckptd.peers.path counts them: a direct one, so even
 
 
 class _Opening(msgspec.Struct, array_like=True):
@@ -131,8 +134,41 @@ class StepsKnown(msgspec.Struct, frozen=True, array_like=True, tag="steps-known"
     problem: Annotated[str, msgspec.Meta(max_length=4096)] = ""
 
 
+class Letter(msgspec.Struct, frozen=True, array_like=True):
+    """A packet of a link that one of whose ends is at ``node``, without its body."""
+
+    node: NodeName
+    path: Seq  # a relayed one, so odd
+    packet: Packet
+    body: Annotated[int, msgspec.Meta(ge=0, le=MAX_LETTERS)] = 0  # its place among the bodies, from 1; 0: none
+    waits: bool = False  # a sign of life: it may wait for others
+
+
+Letters = Annotated[tuple[Letter, ...], msgspec.Meta(min_length=1, max_length=MAX_LETTERS)]
+Bodies = Annotated[
+    tuple[Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_NBYTES)], ...], msgspec.Meta(max_length=MAX_LETTERS)
+]
+
+
+class Forward(msgspec.Struct, frozen=True, array_like=True, tag="forward"):
+    """Packets of the sender for other nodes of the job, to be passed on: ``node`` of a letter is the addressee."""
+
+    job: JobKey
+    letters: Letters
+    bodies: Bodies = ()  # one that several nodes get is here once
+
+
+class Forwarded(msgspec.Struct, frozen=True, array_like=True, tag="forwarded"):
+    """Packets of other nodes of the job for the receiver: ``node`` of a letter is its sender."""
+
+    job: JobKey
+    letters: Letters
+    bodies: Bodies = ()
+
+
+Bundle = Forward | Forwarded  # not numbered, not sent again: what the links in it miss, their ends send again
 Mail = Ask | Answered | StepsAsked | StepsKnown  # read by the loop, not by the core
-Body = Join | Leave | Rest | Present | Bulk | Message | Mail
+Body = Join | Leave | Rest | Present | Bulk | Message | Bundle | Mail
 
 _HINT = "install one version of ckptd on all nodes and restart the daemons"
 
@@ -148,9 +184,9 @@ def encode_envelope(envelope: Envelope) -> bytes:
     return _encoder.encode(envelope)
 
 
-def wrap(packet: Packet, sender: str, receiver: str, endpoint: str) -> bytes:
+def wrap(packet: Packet, sender: str, receiver: str, endpoint: str, path: int = 0) -> bytes:
     """The frame with this packet of this daemon."""
-    return encode_envelope(Envelope(VERSION, sender, receiver, endpoint, packet, __version__))
+    return encode_envelope(Envelope(VERSION, sender, receiver, endpoint, packet, __version__, path))
 
 
 def decode_envelope(frame: bytes) -> Envelope:
@@ -192,8 +228,9 @@ def sentence(error: ProtocolError) -> str:
 def encode_body(body: Body) -> bytes:
     """What a packet carries. Raises ProtocolError when it is too large."""
     raw = _encoder.encode(body)
-    if len(raw) > MAX_BODY_NBYTES:
-        raise ProtocolError(f"message to a peer of {len(raw)} bytes exceeds {MAX_BODY_NBYTES}")
+    most = MAX_BUNDLE_NBYTES if isinstance(body, Bundle) else MAX_BODY_NBYTES
+    if len(raw) > most:
+        raise ProtocolError(f"message to a peer of {len(raw)} bytes exceeds {most}")
     return raw
 
 

@@ -6,12 +6,14 @@ from collections.abc import Callable
 import zmq
 
 from ckptd.core import events as ev
+from ckptd.peers.bulk_access import Guest
 from ckptd.peers.identity import Identity
 from ckptd.peers.keep_alive import KeepAlive
 from ckptd.peers.link import KEEPALIVES, Link
-from ckptd.peers.links import ROUND_S, PeerLinks
+from ckptd.peers.links import ROUND_S
 from ckptd.peers.meetings import Meetings
 from ckptd.peers.packets import Packet, decode_envelope, sentence, wrap
+from ckptd.peers.relayed_links import RelayedLinks
 from ckptd.peers.remote import Remote
 from ckptd.peers.sockets import listen
 from ckptd.peers.zap import Authenticator
@@ -23,7 +25,7 @@ _RECEIVE_MOST = 256  # per round of the loop
 _MAX_SOCKETS = 1 << 15
 
 
-class PeerPlane(PeerLinks):
+class PeerPlane(RelayedLinks):
     """Owns its sockets. ``receive`` and ``tick`` return what has happened; no call is made from within another."""
 
     def __init__(self, identity: Identity, *, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,6 +83,7 @@ class PeerPlane(PeerLinks):
 
     def turn_ends(self) -> None:
         """The loop waits again."""
+        self.send_bundles()
         self._keep_alive.ends()
 
     def receive(self) -> list[ev.Event]:
@@ -144,14 +147,33 @@ class PeerPlane(PeerLinks):
         self._context.term()
 
     def _transmit(self, remote: Remote, packet: Packet) -> bool:
-        return remote.transmit(wrap(packet, self._node, remote.peer.node, self.peer.endpoint))
+        return remote.transmit(wrap(packet, self._node, remote.peer.node, self.peer.endpoint, remote.path.number))
 
     def _send_signs_of_life(self) -> None:
         """In a thread of its own, in the middle of a long turn."""
-        for remote in list(self._remotes.values()):
-            packet = remote.link.keepalive
-            if packet is not None:
-                self._transmit(remote, packet)
+        for remote, packet in self._signs_of_life():
+            self._transmit(remote, packet)
+
+    # --- bulk
+
+    def offer_bulk(self, port: int) -> None:
+        """From here on peers receive this port of the same host for byte ranges."""
+        self._offers.port = port
+        for remote in self._remotes.values():
+            if remote.link.up:
+                self._say(remote, self._offers.renew(remote))
+                self._flush(remote)
+
+    def bulk_address(self, job: JobKey, node: str) -> tuple[str, int, str, bytes] | None:
+        """Where and how to fetch the job's bytes from the node; None while it is down. From any thread.
+
+        Host, port, link id, secret. Two daemons may call themselves the same, each in jobs of its own.
+        """
+        return self._offers.address(self._remote_of(job, node))
+
+    def bulk_guest(self, link_id: str) -> Guest | None:
+        """Who comes under this link id; None: nobody, or a link that is over. From any thread."""
+        return self._offers.guests.get(link_id)
 
     # --- status
 

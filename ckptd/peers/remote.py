@@ -11,6 +11,7 @@ import zmq
 from ckptd.peers.keys import KeyPair
 from ckptd.peers.link import Link
 from ckptd.peers.packets import Bulk
+from ckptd.peers.path import Path
 from ckptd.peers.shared_jobs import SharedJobs
 from ckptd.peers.sockets import dial
 from ckptd.peers.views import PeerView
@@ -42,6 +43,9 @@ class Remote:
         self.shared = SharedJobs(peer.node, link.timeout_s)
         self.offer: Bulk | None = None  # made to it, for the present connection
         self.bulk: Bulk | None = None  # it made
+        self.path = Path(link.timeout_s)
+        self.asleep = False  # no connection is wanted: a leader passes its packets on
+        self.woken_at = 0.0
         self.redial_at: float | None = None  # a connection in place of the one that is down
         self.closed = False  # its link is over
         self.due = math.inf  # when its plane looks at it, at the latest
@@ -68,6 +72,7 @@ class Remote:
         Without one (no descriptor is left, the key is none) it is down, and tried again in ``look``.
         """
         self._disconnect(0)
+        self.asleep = False
         if not self.peer.endpoint:
             return
         self._obstacle = ""
@@ -80,7 +85,13 @@ class Remote:
         """It is reached elsewhere now."""
         if endpoint != self.peer.endpoint:
             self.peer = msgspec.structs.replace(self.peer, endpoint=endpoint)
-            self.connect()
+            if not self.asleep:
+                self.connect()
+
+    def sleep(self) -> None:
+        """Gives the connection back until ``connect``; what was sent goes out in the background."""
+        self._disconnect(_LAST_WORDS_MS)
+        self.asleep, self.redial_at = True, None
 
     def transmit(self, frame: bytes) -> bool:
         """Hands a packet to ZeroMQ; False: it is dropped, there is no connection or no room. From any thread."""
@@ -111,7 +122,7 @@ class Remote:
 
     def look(self, now: float) -> None:
         """While it is down, follows what becomes of the attempts to connect."""
-        if self._obstacle and now >= self._tried_at + _AGAIN_S:
+        if self._obstacle and not self.asleep and now >= self._tried_at + _AGAIN_S:
             self._tried_at = now
             self.connect()
         if self.link.up or self.down_since is None or now < self.down_since + _LOOK_S or self._socket is None:

@@ -39,6 +39,7 @@ class Load:
     long_turns: int = 0  # of more than LONG_S
     links_lost: int = 0
     packets: int = 0
+    letters: int = 0  # in bundles of leaders, or to be passed on
     again: int = 0  # of these: with a body that had come before
     events: int = 0
     core_s: float = 0.0
@@ -235,6 +236,8 @@ class BusyMachine(Machine):
                 return
             due = self._core_due()
             assert due is None or due > self.now, f"{self.name}: the loop would spin: due {due}, now {self.now}"
+        assert self.plane is not None
+        self.plane.send_bundles()
         if self.world.checked and (self.world.thorough or self.world.events % 16 == 0):
             self.catalogue.check()
         took, self._round_began = self.loop_time - self._round_began, self.loop_time
@@ -302,9 +305,9 @@ class BusyMachine(Machine):
         self.plane.keep(job, topology, outside)
         self.rouse()
 
-    def keep_links(self, job: JobKey, nodes: tuple[str, ...] | None) -> None:
+    def keep_links(self, action: act.KeepLinks) -> None:
         assert self.plane is not None
-        self.plane.keep_links(job, nodes)
+        self.plane.keep_links(action.job, action.nodes, action.relays)
         self.rouse()
 
     def forget(self, job: JobKey) -> None:

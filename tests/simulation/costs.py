@@ -26,6 +26,9 @@ class Costs:
 
     packet_in_s: float = 90e-6
     packet_out_s: float = 40e-6
+    letter_in_s: float = 36e-6
+    letter_out_s: float = 15e-6
+    letter_on_s: float = 30e-6
     decode_byte_s: float = 40e-9
     encode_byte_s: float = 5e-9
     rank_s: float = 40e-6
@@ -44,7 +47,8 @@ class Costs:
 
     def times(self, factor: float) -> "Costs":
         """Of a machine so many times slower."""
-        names = ("packet_in_s", "packet_out_s", "decode_byte_s", "encode_byte_s", "rank_s", "local_s", "handshake_s")
+        names = [field.name for field in dataclasses.fields(self) if field.name.endswith(("_in_s", "_out_s", "_on_s"))]
+        names += ["decode_byte_s", "encode_byte_s", "rank_s", "local_s", "handshake_s"]
         return dataclasses.replace(self, **{name: factor * getattr(self, name) for name in names})
 
 

@@ -258,8 +258,8 @@ class Machine:
             case act.EndMeeting():
                 self.expected.pop((action.job, action.session), None)
                 self.shown.pop((action.job, action.session), None)
-            case act.KeepLinks(job=job, nodes=nodes):
-                self.keep_links(job, nodes)
+            case act.KeepLinks():
+                self.keep_links(action)
             case act.Note():
                 self.world.notes += 1
             case _:
@@ -302,9 +302,9 @@ class Machine:
             if rendezvous.peer == self.peer and self.expected.get((job, session)) == rendezvous.ticket:
                 self.known.setdefault(job, {})[other.name] = other.arena.ident
 
-    def keep_links(self, job: JobKey, nodes: tuple[str, ...] | None) -> None:
-        """Keep a link to these."""
-        self.world.network.keep_links(self.name, job, nodes)
+    def keep_links(self, action: act.KeepLinks) -> None:
+        """Keep a link to these; here links have no path."""
+        self.world.network.keep_links(self.name, action.job, action.nodes)
 
     def knows(self, job: JobKey, other: "Machine") -> bool:
         """Whether this life accepts that daemon for the job."""

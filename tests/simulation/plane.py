@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from ckptd.core import events as ev
 from ckptd.peers.link import Link
-from ckptd.peers.links import ROUND_S, PeerLinks
-from ckptd.peers.packets import VERSION, Body, Envelope, Packet, encode_body
+from ckptd.peers.links import ROUND_S
+from ckptd.peers.packets import VERSION, Body, Bundle, Envelope, Forward, Forwarded, Packet, encode_body
+from ckptd.peers.path import Via
 from ckptd.peers.plane import _RECEIVE_MOST
+from ckptd.peers.relayed_links import RelayedLinks
 from ckptd.peers.remote import Remote
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer
+
+_LETTER_NBYTES = 50
 
 if TYPE_CHECKING:
     from tests.simulation.busy import BusyMachine
@@ -42,6 +46,7 @@ class PlayedRemote(Remote):
 
     def connect(self) -> None:
         self._disconnect(0)
+        self.asleep = False
         self.connection = self.plane.wire.dial(self.plane, self.peer)
 
     def look(self, now: float) -> None:
@@ -64,7 +69,7 @@ class _Admission:
             connection.opened()
 
 
-class PlayedPlane(PeerLinks):
+class PlayedPlane(RelayedLinks):
     """Of one daemon process. ``wire`` carries its packets; ``machine`` pays for them."""
 
     def __init__(self, machine: "BusyMachine", wire: "Wire") -> None:
@@ -74,6 +79,9 @@ class PlayedPlane(PeerLinks):
         self._encoded: ev.Message | None = None  # the last
         self._zap = _Admission()
         self.peer = machine.peer
+
+    def _between(self, least: float, most: float) -> float:
+        return self.machine.world.clock.between(least, most)
 
     def _new_end(self) -> int:
         return self.wire.new_end()
@@ -109,14 +117,15 @@ class PlayedPlane(PeerLinks):
         """What waits, at most so much that the loop continues."""
         now, costs = self._clock(), self.wire.costs
         touched: dict[int, Remote] = {}
-        for connection, packet in self.wire.take(self._node, _RECEIVE_MOST):
+        for connection, envelope in self.wire.take(self._node, _RECEIVE_MOST):
+            packet = envelope.packet
             self.machine.charge(costs.packet_in_s)
             self.machine.load.packets += 1
             sender = connection.sender
             node_key = (sender.name, sender.peer.key)
             known = self._remotes.get(node_key)
             self.machine.load.again += known is not None and len(packet.body) > 0 and packet.seq <= known.link._received
-            remote = self._take_packet(node_key, Envelope(VERSION, sender.name, self._node, "", packet, ""), now)
+            remote = self._take_packet(node_key, envelope, now)
             if remote is not None:
                 touched[id(remote)] = remote
             if self._clock() >= now + ROUND_S:
@@ -129,10 +138,10 @@ class PlayedPlane(PeerLinks):
 
     def send_signs_of_life(self) -> None:
         """What the thread does in the middle of a long turn."""
-        for remote in self._remotes.values():
+        for remote, packet in self._signs_of_life():
             assert isinstance(remote, PlayedRemote)
-            if remote.link.keepalive is not None and remote.connection is not None:
-                self.wire.slip(remote.connection, remote.link.keepalive)
+            if remote.connection is not None:
+                self.wire.slip(remote.connection, self._envelope(remote, packet))
 
     def died(self) -> None:
         """The process is gone, with its connections."""
@@ -159,9 +168,16 @@ class PlayedPlane(PeerLinks):
         return remote.link.send(Parcel(body, len(encode_body(body))))  # type: ignore[arg-type]
 
     def _got(self, remote: Remote, raw: Any) -> None:
-        self.machine.charge(raw.nbytes * self.wire.costs.decode_byte_s)
+        if not isinstance(raw.body, Forward | Forwarded):  # what is in it is paid for as it is read
+            self.machine.charge(raw.nbytes * self.wire.costs.decode_byte_s)
         if isinstance(raw.body, ev.NodeMessage):
             self._message(remote, raw.body)
+        elif isinstance(raw.body, Forward | Forwarded):
+            letter_s = self.wire.costs.letter_on_s if isinstance(raw.body, Forward) else self.wire.costs.letter_in_s
+            self.machine.charge(len(raw.body.letters) * letter_s)
+            self.machine.load.letters += len(raw.body.letters)
+            self.machine.world.counts["letters passed on" if isinstance(raw.body, Forward) else "letters"] += 1
+            self._take_bundle(remote, raw.body)
         else:
             super()._got(remote, encode_body(raw.body))
 
@@ -169,6 +185,17 @@ class PlayedPlane(PeerLinks):
         self.machine.load.links_lost += 1
         super()._down(remote, now)
 
+    def _envelope(self, remote: Remote, packet: Packet) -> Envelope:
+        return Envelope(VERSION, self._node, remote.peer.node, "", packet, "", remote.path.number)
+
     def _transmit(self, remote: Any, packet: Packet) -> bool:
         self.machine.charge(self.wire.costs.packet_out_s)
-        return remote.connection is not None and self.wire.carry(remote.connection, packet)
+        return remote.connection is not None and self.wire.carry(remote.connection, self._envelope(remote, packet))
+
+    def _post(self, via: Via, number: int, remote: Remote, packet: Packet) -> bool:
+        self.machine.charge(self.wire.costs.letter_out_s)
+        return super()._post(via, number, remote, packet)
+
+    def _packed(self, bundle: Bundle) -> Any:
+        nbytes = sum(len(body) for body in bundle.bodies) + _LETTER_NBYTES * len(bundle.letters)
+        return Parcel(bundle, nbytes)

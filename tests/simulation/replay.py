@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--fault-every", type=float, default=12.0)
     parser.add_argument("--compound", type=float, default=0.0)
     parser.add_argument("--slower", type=float, default=0.0, help="what daemons do takes time; 1: as on a machine")
+    parser.add_argument("--relayed-from", type=int, default=0, help="so many nodes have leaders, with --slower")
     parser.add_argument("--all", action="store_true", help="the whole transcript, not its end")
     parser.add_argument("--traceback", action="store_true", help="also where it was noticed")
     args = parser.parse_args()
@@ -34,6 +35,7 @@ def main() -> int:
             fault_every_s=args.fault_every,
             compound=args.compound,
             slower=args.slower,
+            relayed_from=args.relayed_from,
             keep=args.all,
         )
     except BrokenError as error:

@@ -1,5 +1,6 @@
 """One seed played from start to end: a time of faults, then an examination in peace. A failing one tells its story."""
 
+import dataclasses
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from typing import Any
 
 from ckptd.shared.format.schemes import Scheme
 from tests.simulation.costs import Costs
-from tests.simulation.world import World
+from tests.simulation.world import POLICY, World
 from tests.states import reached
 
 EXAM_S = 3000.0  # in which a job must reach everything, once nothing goes wrong any more
@@ -59,11 +60,13 @@ def play(
     fault_every_s: float = 12.0,
     keep: bool = False,
     slower: float = 0.0,
+    relayed_from: int = 0,
     **more: Any,
 ) -> Outcome:
     """Plays a seed. Raises BrokenError. keep: the transcript of a failure has all lines.
 
-    slower: what daemons do takes time, so many times what it takes on a machine; 0: none.
+    slower: what daemons do takes time, so many times what it takes on a machine; 0: none. relayed_from: so many nodes
+    have leaders of groups, where daemons take time; 0: as the product has it.
     """
     began = time.process_time()
     drawn = Scheme(scheme) if scheme else [Scheme.XOR, Scheme.XOR, Scheme.DOUBLE, Scheme.NONE][seed % 4]
@@ -71,6 +74,8 @@ def play(
     if "ranks_per_node" not in more:
         more["ranks_per_node"] = (1, 2, 3) if nodes <= 4 else (1,) if nodes > 16 else (1, 1, 2)
     costs = Costs().times(slower) if slower else None
+    if relayed_from:
+        more["policy"] = dataclasses.replace(POLICY, relayed_from=relayed_from)
     world = World(seed, nodes, scheme=drawn, set_size=size, fault_every_s=fault_every_s, costs=costs, **more)
     world.everything = [] if keep else None
     rows: Counter[str] = Counter()
@@ -87,6 +92,7 @@ def play(
         options += f" --fault-every {fault_every_s:g}" if fault_every_s != 12.0 else ""
         options += f" --compound {more['compound']:g}" if more.get("compound") else ""
         options += f" --slower {slower:g}" if slower else ""
+        options += f" --relayed-from {relayed_from}" if relayed_from else ""
         problem = str(error) if isinstance(error, AssertionError) else repr(error)
         raise BrokenError(seed, nodes, options, problem, lines) from error
     return Outcome(

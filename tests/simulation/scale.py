@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptd.core import events as ev
+from ckptd.core.groups import RELAYED_FROM
 from ckptd.core.policy import Policy
 from ckptd.core.redundancy_sets import redundancy_sets
 from ckptd.shared.base.ids import SaveId
@@ -34,7 +35,9 @@ RANKS = 8
 SET_SIZE = 8
 SIZES = (64, 256, 1000)
 DRAIN_S = 10.0  # in which the store takes a node's share
+_SETTLED_S = 20.0  # until each link of a new session goes its way
 _READY_S = 3600.0  # for what comes before
+_POLICY = Policy()
 _NEVER = Cadence(steps=1 << 30)
 
 
@@ -103,14 +106,14 @@ HEAD = (
 class Crowd:
     """A job of so many nodes. ``measured`` gives the figures of what follows, until ``done``."""
 
-    def __init__(
-        self, play: str, nodes: int, costs: Costs, *, filled: bool = False, scheme: Scheme = Scheme.XOR
+    def __init__(  # noqa: PLR0913 - a play has a policy too
+        self, play: str, nodes: int, costs: Costs, policy: Policy, *, filled: bool = False, scheme: Scheme = Scheme.XOR
     ) -> None:
         self._began = time.process_time()
         self.play, self.nodes = play, nodes
         quiet = {"fault_every_s": 0.0, "shared": 0.0, "relaid": 0.0, "think_s": 1e7}
         self.world = world = World(
-            1, nodes, scheme=scheme, set_size=SET_SIZE, policy=Policy(), costs=costs, jobs=1, **quiet
+            1, nodes, scheme=scheme, set_size=SET_SIZE, policy=policy, costs=costs, jobs=1, **quiet
         )  # type: ignore[arg-type]
         world.thorough, world.clock.steady, world.charged = False, True, False
         world.forced, world.cadence = 0.0, _NEVER
@@ -204,16 +207,16 @@ class Crowd:
         return str(self.launcher.current and (self.session.phase, len(self.session._waiting)))
 
 
-def connect(nodes: int, costs: Costs) -> Figures:
+def connect(nodes: int, costs: Costs, policy: Policy = _POLICY) -> Figures:
     """All ranks at once, until each is in."""
-    crowd = Crowd("connect", nodes, costs)
+    crowd = Crowd("connect", nodes, costs, policy)
     crowd.reach(crowd.phase("connect"))
     return crowd.measured(crowd.phase("load"))
 
 
-def load(nodes: int, costs: Costs) -> Figures:
+def load(nodes: int, costs: Costs, policy: Policy = _POLICY) -> Figures:
     """All ranks and daemons ended, every arena is whole; from when all are in again until all have read."""
-    crowd = Crowd("load", nodes, costs, filled=True)
+    crowd = Crowd("load", nodes, costs, policy, filled=True)
     crowd.reach(crowd.phase("load"))
     figures = crowd.measured(crowd.phase("train"))
     tiers = {proc.read.tier for proc in crowd.session.procs if proc.read is not None}
@@ -221,26 +224,29 @@ def load(nodes: int, costs: Costs) -> Figures:
     return figures
 
 
-def save(nodes: int, costs: Costs) -> Figures:
-    """All ranks save at once, until each knows that it is protected."""
-    crowd = Crowd("save", nodes, costs)
-    crowd.reach(crowd.phase("train"))
+def save(nodes: int, costs: Costs, policy: Policy = _POLICY) -> Figures:
+    """All ranks save at once, until each knows that it is protected. The second save: links have found their paths."""
+    crowd = Crowd("save", nodes, costs, policy)
+    crowd.world.think_s = _SETTLED_S
+    first = crowd.saved(Milestone.PROTECTED)
     session = crowd.session
     crowd.reach(lambda: bool(session._waiting))
-    return crowd.measured(lambda: session.newest is not None and crowd.told(session.newest, Milestone.PROTECTED))
+    return crowd.measured(
+        lambda: session.newest not in (None, first) and crowd.told(session.newest, Milestone.PROTECTED)
+    )
 
 
-def drain(nodes: int, costs: Costs) -> Figures:
+def drain(nodes: int, costs: Costs, policy: Policy = _POLICY) -> Figures:
     """From staged to durable, with a store that takes DRAIN_S."""
-    crowd = Crowd("drain", nodes, costs)
+    crowd = Crowd("drain", nodes, costs, policy)
     crowd.world.cadence, crowd.world.drain_s = Cadence(steps=1), DRAIN_S
     save = crowd.saved(Milestone.STAGED)
     return crowd.measured(lambda: crowd.told(save, Milestone.DURABLE))
 
 
-def lost(nodes: int, costs: Costs) -> Figures:
+def lost(nodes: int, costs: Costs, policy: Policy = _POLICY) -> Figures:
     """A node is lost; its place is taken, all ranks start again, connect, and load what parity gives."""
-    crowd = Crowd("lost", nodes, costs)
+    crowd = Crowd("lost", nodes, costs, policy)
     world = crowd.world
     crowd.saved(Milestone.PROTECTED)
     before, name = crowd.session, list(world.nodes)[-1]
@@ -261,12 +267,12 @@ def _links_of(crowd: Crowd, name: str) -> list[tuple[str, str]]:
     return [(name, other) for other in crowd.world.nodes if other != name and crowd.linked(name, other)]
 
 
-def restart(nodes: int, costs: Costs) -> Figures:
+def restart(nodes: int, costs: Costs, policy: Policy = _POLICY) -> Figures:
     """The coordinator's daemon is killed and started again: until it has a link to each node and nothing to do."""
-    crowd = Crowd("restart", nodes, costs)
+    crowd = Crowd("restart", nodes, costs, policy)
     crowd.saved(Milestone.PROTECTED)
     session, machine, began = crowd.session, crowd.coordinator, crowd.world.clock.now
-    idle = [began]
+    idle, events = [began], [0]
 
     def begin() -> None:
         machine.kill()
@@ -274,9 +280,9 @@ def restart(nodes: int, costs: Costs) -> Figures:
 
     def done() -> bool:
         now, plane = crowd.world.clock.now, machine.plane
-        busy = plane is None or machine.loop_time > now or crowd.world.network.waits(machine.name)
+        busy = plane is None or machine.load.events != events[0]  # signs of life are none
         if busy or any(proc.state != "in" for proc in session.procs[:RANKS]):
-            idle[0] = now
+            idle[0], events[0] = now, machine.load.events
             return False
         return now - idle[0] > 1.0 and sum(view.up for view in plane.views()) == nodes - 1
 
@@ -294,12 +300,13 @@ def main() -> int:
     parser.add_argument("plays", nargs="*", help=f"of {', '.join(PLAYS)}; none: all")
     parser.add_argument("--nodes", nargs="*", type=int, default=list(SIZES))
     parser.add_argument("--slower", type=float, default=1.0, help="as on a machine so many times slower")
+    parser.add_argument("--relayed-from", type=int, default=RELAYED_FROM, help="so many nodes have leaders")
     args = parser.parse_args()
     print(HEAD)
     failed = False
     for play in args.plays or PLAYS:
         for nodes in args.nodes:
-            figures = PLAYS[play](nodes, Costs().times(args.slower))
+            figures = PLAYS[play](nodes, Costs().times(args.slower), Policy(relayed_from=args.relayed_from))
             failed = failed or bool(figures.problems)
             print(figures, flush=True)
     return 1 if failed else 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptd.core import events as ev
 from ckptd.peers import remote, sockets, zap
-from ckptd.peers.packets import Packet
+from ckptd.peers.packets import Envelope
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer
 from tests.simulation.clock import Clock
@@ -42,7 +42,7 @@ class Connection:
         self.receiver: PlayedPlane | None = None
         self.is_open = self.over = False
         self.under_way = 0
-        self.unread: deque[Packet] = deque()
+        self.unread: deque[Envelope] = deque()
         self.free_at = 0.0
 
     def close(self, *, last_words: bool) -> None:
@@ -131,13 +131,13 @@ class Wire:
 
     # --- packets
 
-    def carry(self, connection: Connection, packet: Packet) -> bool:
+    def carry(self, connection: Connection, packet: Envelope) -> bool:
         """From the sender's loop, at its time. False: ZeroMQ does not take it."""
         waiting = connection.under_way + len(connection.unread)
         if not connection.is_open or waiting >= _MOST:
             self.dropped += 1
             return False
-        name, other, nbytes = connection.sender.name, connection.target.node, len(packet.body) + _ENVELOPE_NBYTES
+        name, other, nbytes = connection.sender.name, connection.target.node, len(packet.packet.body) + _ENVELOPE_NBYTES
         took = nbytes / self.costs.bytes_per_s
         leaves = self._line_out[name] = max(connection.sender.loop_time, self._line_out.get(name, 0.0)) + took
         delay = self._clock.mostly(self.costs.delay_s, 2000 * self.costs.delay_s, 0.05 if self.bad_weather else 0.0)
@@ -148,14 +148,14 @@ class Wire:
         self._clock.at(comes, self._arrive, connection, packet)
         return True
 
-    def slip(self, connection: Connection, packet: Packet) -> None:
+    def slip(self, connection: Connection, packet: Envelope) -> None:
         """A small packet from the sender's other thread, past its loop. What is under way by now says as much."""
         if connection.is_open and connection.free_at <= self._clock.now:
             connection.under_way += 1
             connection.free_at = self._clock.now + self.costs.delay_s
             self._clock.at(connection.free_at, self._arrive, connection, packet)
 
-    def _arrive(self, connection: Connection, packet: Packet) -> None:
+    def _arrive(self, connection: Connection, packet: Envelope) -> None:
         connection.under_way -= 1
         there = connection.receiver
         if there is None or there.machine.plane is not there or not (connection.is_open or connection.over):
@@ -173,7 +173,7 @@ class Wire:
         """Whether a packet is there for it."""
         return bool(self._ready.get(node))
 
-    def take(self, node: str, most: int) -> Iterator[tuple[Connection, Packet]]:
+    def take(self, node: str, most: int) -> Iterator[tuple[Connection, Envelope]]:
         """Packets that wait for the node, one of each connection by turns, at most so many."""
         ready = self._ready.get(node)
         while ready and most:

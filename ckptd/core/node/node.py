@@ -58,7 +58,8 @@ class JobNode:
         parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
         self.drain = DrainShare(job, self.slots, self.membership, parity)
         self.succession = Succession(node, self.membership, self.drain, self.ranks, self.protection)
-        self._kept_links = KeptLinks(job, node, self.membership, self.protection, self.fetching, self.gathering)
+        fetching = (self.fetching, self.gathering)
+        self._kept_links = KeptLinks(job, node, policy, self.membership, self.protection, *fetching)
         self.answers = PeerAnswers(job, node, self.slots, self.protection)
         self.readers = Readers(job, node, self.ranks, self.membership)
         self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report, self.readers)
@@ -66,7 +67,6 @@ class JobNode:
         self._alone, self.notice = LeftAlone(policy), Notice(job)
         self._world_size = 0  # of the session that is in
         self.foreign = ForeignMemory(job, policy, self.slots, self.slot_retention, self.protection)
-        fetching = (self.fetching, self.gathering)
         self._waiting = (self.membership, *fetching, self.readers, self.loads.reports, self.succession)
         self.events, self.orders = self._events(), self._orders()
 
