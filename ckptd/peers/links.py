@@ -106,7 +106,8 @@ class PeerLinks(abc.ABC):
     def _admit(self, key: str) -> None:
         """A daemon of this key may connect from now on."""
 
-    def _lost(self, node: str, now: float) -> None:  # noqa: B027 - where there are tickets, they are due again
+    @abc.abstractmethod
+    def _lost(self, node: str, now: float) -> None:
         """The node does not answer, or has left a job."""
 
     def _new_end(self) -> int:

@@ -52,6 +52,7 @@ class PeerPlane(RelayedLinks):
         self._zap.admit(key)
 
     def _lost(self, node: str, now: float) -> None:
+        super()._lost(node, now)
         self.meetings.lost(node, now)
 
     def _is_known(self, key: str) -> bool:

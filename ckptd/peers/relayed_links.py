@@ -256,17 +256,15 @@ class RelayedLinks(PeerLinks, abc.ABC):
     def _down(self, remote: Remote, now: float) -> None:
         remote.path.begin(now)
         super()._down(remote, now)
-        self._lose_relay(remote, now)
 
     def _close(self, remote: Remote) -> None:
         super()._close(remote)
-        self._lose_relay(remote, self._clock())
+        self._lost(remote.peer.node, self._clock())
 
-    def _lose_relay(self, leader: Remote, now: float) -> None:
+    def _lost(self, node: str, now: float) -> None:
         """What goes by it goes directly from now on."""
-        for remote in self._remotes.values() if leader.peer.node in self._leaders else ():
-            via = remote.path.via
-            if via is not None and (via.node, via.key) == leader.place:
+        for remote in self._remotes.values() if node in self._leaders else ():
+            if remote.path.via is not None and remote.path.via.node == node:
                 self._go_direct(remote, now)
 
     # --- in another thread
