@@ -3,7 +3,6 @@
 A link is made when this daemon has use for it, or the other one has, and rests when neither has.
 """
 
-import abc
 import logging
 import math
 import random
@@ -16,12 +15,12 @@ from ckptd.core.actions import ToNode
 from ckptd.peers.address_book import AddressBook, NodeKey
 from ckptd.peers.bulk_access import Offers
 from ckptd.peers.link import Down, Got, Link, Up
+from ckptd.peers.link_hooks import LinkHooks
 from ckptd.peers.packets import (
     Ask,
     Body,
     BodyOnce,
     Bulk,
-    Bundle,
     Envelope,
     Forward,
     Forwarded,
@@ -59,7 +58,7 @@ _ASIDE_S = 60.0  # a link that is not kept, after a message
 _PATIENCE_S = 600.0  # with a silent peer that the job's present topology does not name
 
 
-class PeerLinks(abc.ABC):
+class PeerLinks(LinkHooks):
     """Nothing blocks; all belongs to the loop's thread.
 
     What happens is kept as events for ``take_events``. ``unconnected``: remotes whose connection is to be made.
@@ -81,34 +80,6 @@ class PeerLinks(abc.ABC):
         self._offers = Offers()
         self._once = BodyOnce()
         self.refused: Counter[str] = Counter()  # what was dropped, by reason
-
-    @abc.abstractmethod
-    def _make_remote(self, peer: Peer, link: Link) -> Remote:
-        """A way to the peer, not connected yet."""
-
-    @abc.abstractmethod
-    def _transmit(self, remote: Remote, packet: Packet) -> bool:
-        """Sends a packet; False: it is dropped, there is no connection or no room."""
-
-    @abc.abstractmethod
-    def _deliver(self, remote: Remote, packet: Packet) -> bool:
-        """As ``_transmit``, on whichever path the packets of the remote's link go."""
-
-    @abc.abstractmethod
-    def _heard(self, remote: Remote, packet: Packet, path: int, now: float) -> None:
-        """The remote's link took a packet that came directly."""
-
-    @abc.abstractmethod
-    def _take_bundle(self, remote: Remote, bundle: Bundle) -> None:
-        """Packets of, or to, other nodes have come over a link."""
-
-    @abc.abstractmethod
-    def _admit(self, key: str) -> None:
-        """A daemon of this key may connect from now on."""
-
-    @abc.abstractmethod
-    def _lost(self, node: str, now: float) -> None:
-        """The node does not answer, or has left a job."""
 
     def _new_end(self) -> int:
         return secrets.randbits(61) + 1

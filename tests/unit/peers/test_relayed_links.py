@@ -373,7 +373,7 @@ def test_a_late_bundle_of_an_earlier_leader_moves_nothing(over):
     over.until(lambda: relayed(over, leader="second"))
     before = refused(over)
     bundle(over, "leader", "chief", Forwarded, late)
-    over.until(lambda: refused(over) == before + 1)
+    over.until(lambda: refused(over) > before)
     bundle(over, "second", "chief", Forwarded, late)
     over.spend(0.3)
     assert relayed(over, leader="second")
