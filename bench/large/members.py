@@ -1,6 +1,7 @@
 """The cores of played nodes, as the product has them, with effects that succeed at once: no arena, no store.
 
-Members of a set reach each other in this process; what they say to real daemons goes over the wire.
+Members of a set reach each other in this process; what they say to real daemons goes over the wire,
+directly or by the leader of their group.
 """
 
 import time
@@ -156,8 +157,8 @@ class Members(ACluster):
                 self.wire.links[node.name].meetings.show(job, session, place, node.peer)
             case act.EndMeeting(job=job, session=session):
                 self.wire.links[node.name].meetings.end(job, session)
-            case act.KeepLinks(job=job, nodes=nodes):
-                self.wire.links[node.name].keep_links(job, nodes)
+            case act.KeepLinks():
+                self.wire.keep_links(node.name, action)
             case act.ToRank(rank=rank, message=message):
                 self.answers[type(message), rank] = message
             case _:

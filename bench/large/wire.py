@@ -9,13 +9,14 @@ from collections.abc import Callable
 import zmq
 
 from bench.large.plan import Plan
+from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.peers.keep_alive import KeepAlive
 from ckptd.peers.keys import KeyPair, make_keys
 from ckptd.peers.link import KEEPALIVES, Link
-from ckptd.peers.links import PeerLinks
 from ckptd.peers.meetings import Meetings
 from ckptd.peers.packets import Answered, Ask, Envelope, Packet, decode_envelope, wrap
+from ckptd.peers.relayed_links import RelayedLinks
 from ckptd.peers.remote import Remote
 from ckptd.shared.protocol.topology import Peer
 
@@ -24,8 +25,8 @@ _LOOK_S = 0.05  # between two looks at what is due
 _MAX_SOCKETS = 1 << 16
 
 
-class MemberLinks(PeerLinks):
-    """Of one member to real daemons."""
+class MemberLinks(RelayedLinks):
+    """Of one member to real daemons, and to the leader of its group."""
 
     def __init__(self, wire: "Wire", node: str, timeout_s: float) -> None:
         super().__init__(node, timeout_s=timeout_s, clock=time.monotonic)
@@ -40,19 +41,25 @@ class MemberLinks(PeerLinks):
         return Remote(self._wire.context, peer, self._wire.keys, link)
 
     def _transmit(self, remote: Remote, packet: Packet) -> bool:
-        return remote.transmit(wrap(packet, self._node, remote.peer.node, ""))
+        return remote.transmit(wrap(packet, self._node, remote.peer.node, "", remote.path.number))
 
     def _admit(self, key: str) -> None:
         pass
 
     def _lost(self, node: str, now: float) -> None:
+        super()._lost(node, now)
         self.meetings.lost(node, now)
 
     def take(self, sender: Peer, envelope: Envelope, now: float) -> None:
-        """A packet of a real daemon."""
+        """A packet of another daemon."""
         remote = self._take_packet((sender.node, sender.key), envelope, now)
         if remote is not None:
             self._flush(remote)
+
+    @property
+    def has_bundles(self) -> bool:
+        """Whether some wait."""
+        return self._bundles.next is not None
 
     def look(self, now: float) -> list[ev.Event]:
         """What is due."""
@@ -61,9 +68,8 @@ class MemberLinks(PeerLinks):
 
     def send_signs_of_life(self) -> None:
         """From a thread."""
-        for remote in list(self._remotes.values()):
-            if (packet := remote.link.keepalive) is not None:
-                self._transmit(remote, packet)
+        for remote, packet in self._signs_of_life():
+            self._transmit(remote, packet)
 
     def close(self) -> None:
         """The member's process is gone."""
@@ -97,6 +103,15 @@ class Wire:
         """A member without links."""
         self.links[member] = MemberLinks(self, member, self._plan.timeout_s)
 
+    def keep_links(self, member: str, action: act.KeepLinks) -> None:
+        """To real daemons, and to a leader, which learns of the member as its topology would have it."""
+        links, job = self.links[member], action.job
+        for _, leader in action.relays if action.nodes is not None else ():
+            if leader in self.links:
+                links.meet(job, [self.peer(leader)])
+                self.links[leader].meet(job, [self.peer(member)])
+        links.keep_links(job, action.nodes, action.relays)
+
     def lose(self, member: str) -> None:
         """Its process is gone."""
         self.links.pop(member).close()
@@ -117,6 +132,9 @@ class Wire:
                 self.listened_at = now
                 break
             self._dispatch(frames[-1], now)
+        for links in self.links.values():
+            if links.has_bundles:
+                links.send_bundles()
         if now >= self._look_at:
             self._look_at = now + _LOOK_S
             for member, links in list(self.links.items()):
@@ -125,12 +143,16 @@ class Wire:
     def _dispatch(self, frame: bytes, now: float) -> None:
         envelope = decode_envelope(frame)
         links, sender = self.links.get(envelope.receiver), self.daemons.get(envelope.sender)
+        if sender is None and envelope.sender in self.links:
+            sender = self.peer(envelope.sender)
         if links is not None and sender is not None:
             links.take(sender, envelope, now)
             self._hand_on(envelope.receiver, links, links.take_events())
 
     def _hand_on(self, member: str, links: MemberLinks, events: list[ev.Event]) -> None:
         for event in events:
+            if isinstance(event, ev.PeerUp | ev.PeerDown) and event.node not in self.daemons:
+                continue  # members reach each other in this process; between them there are packets for others alone
             self.downs += isinstance(event, ev.PeerDown) and not event.rests
             self._take(member, event)
         for mail in links.take_mail():

@@ -28,7 +28,6 @@ from ckptd.peers.packets import (
     Leave,
     Mail,
     Message,
-    Packet,
     Present,
     Rest,
     StepsAsked,
