@@ -20,7 +20,8 @@ from ckptd.peers.remote import Remote
 from ckptd.shared.base.ids import JobKey
 
 HOLD_S = 0.01  # between two bundles that a leader passes on to one daemon
-CALM = 20  # a sign of life waits for others for one of so many parts of the timeout, at each of two daemons
+_CALM = 20  # a sign of life waits for others for one of so many parts of the timeout, where it is made
+_CALM_ON = 10  # and at a leader
 _SPREAD_PEER_S = 0.001  # as links dial again: all members of a group lose their leader at the same moment
 _SPREAD_S = 1.0
 _MOST_HOPS = 256  # of which it is known when the last bundle left
@@ -106,7 +107,7 @@ class RelayedLinks(PeerLinks, abc.ABC):
         path, now = remote.path, self._clock()
         calm = not packet.seq and packet.ack <= path.acked and number == path.number
         path.acked = max(path.acked, packet.ack)
-        due = now + self._timeout_s / CALM if calm else now
+        due = now + self._timeout_s / _CALM if calm else now
         hop = Hop(via.node, via.key, via.job, Forward)
         self._bundles.add(hop, Letter(remote.peer.node, number, packet, 0, calm), due)
         return True
@@ -174,8 +175,8 @@ class RelayedLinks(PeerLinks, abc.ABC):
                 self.refused["relay"] += packet is None  # who is only down is called again by its other end
                 continue
             hop = Hop(to.peer.node, to.peer.key, bundle.job, Forwarded)
-            due = now + self._timeout_s / CALM if letter.waits and alone else self._passed_at.get(hop, 0.0) + HOLD_S
-            self._bundles.add(hop, Letter(remote.peer.node, letter.path, packet), due)
+            due = now + self._timeout_s / _CALM_ON if letter.waits and alone else self._passed_at.get(hop, 0.0) + HOLD_S
+            self._bundles.add(hop, Letter(remote.peer.node, letter.path, packet, 0, letter.waits), due)
 
     def _open(self, remote: Remote, bundle: Forwarded) -> None:
         """Packets for this daemon, which a leader has passed on."""
@@ -188,7 +189,8 @@ class RelayedLinks(PeerLinks, abc.ABC):
                 continue
             sender.link.receive(packet, now)
             self._heard(sender, packet, letter.path, now, via)
-            touched[id(sender)] = sender
+            if not letter.waits:  # a sign of life calls for nothing
+                touched[id(sender)] = sender
         for sender in touched.values():
             self._flush(sender)
 
@@ -213,6 +215,10 @@ class RelayedLinks(PeerLinks, abc.ABC):
         path, sign = remote.path, remote.link.keepalive
         if remote.closed or sign is None:
             return
+        if path.relayed and not remote.asleep and now >= remote.woken_at + self._timeout_s / KEEPALIVES:
+            remote.sleep()
+        if now < path.next_deadline():
+            return
         if path.is_silent(min(now, self._listened_at)):
             self._go_direct(remote, now)
         if path.is_to_try(now):
@@ -220,8 +226,6 @@ class RelayedLinks(PeerLinks, abc.ABC):
         if path.is_to_nudge(now):
             path.nudged(now)
             self._deliver(remote, sign)
-        if path.relayed and not remote.asleep and now >= remote.woken_at + self._timeout_s / KEEPALIVES:
-            remote.sleep()
         self._turns.see_to(remote, self._due(remote))
 
     def _try(self, remote: Remote, sign: Packet, now: float) -> None:
