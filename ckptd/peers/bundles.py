@@ -48,34 +48,42 @@ class Bundles:
     """``next``: when ``take`` has something."""
 
     def __init__(self) -> None:
-        self._batches: dict[Hop, _Batch] = {}
+        self._batches: dict[tuple[str, str], dict[Hop, _Batch]] = {}  # by node and key
         self._full: list[tuple[Hop, Bundle]] = []
 
     def add(self, hop: Hop, letter: Letter, due: float) -> None:
         """A letter whose packet still has its body. It leaves at that time at the latest."""
-        batch = self._batches.get(hop)
+        batches = self._batches.setdefault(hop[:2], {})
+        batch = batches.get(hop)
         if batch is None or (batch.letters and not batch.has_room(letter.packet)):
             if batch is not None:
                 self._full.append((hop, batch.bundle(hop)))
-            batch = self._batches[hop] = _Batch()
+            batch = batches[hop] = _Batch()
         batch.add(letter)
         batch.due = min(batch.due, due)
 
     def take(self, now: float) -> list[tuple[Hop, Bundle]]:
         """Bundles that are due, in order for each daemon."""
         taken, self._full = self._full, []
-        for hop, batch in list(self._batches.items()):
-            if batch.due <= now:
-                del self._batches[hop]
-                taken.append((hop, batch.bundle(hop)))
+        for node_key, batches in list(self._batches.items()):
+            for hop in [hop for hop, batch in batches.items() if batch.due <= now]:
+                taken.append((hop, batches.pop(hop).bundle(hop)))
+            if not batches:
+                del self._batches[node_key]
         return taken
+
+    def take_all(self, node_key: tuple[str, str]) -> list[tuple[Hop, Bundle]]:
+        """Whatever waits for this daemon."""
+        taken = [one for one in self._full if one[0][:2] == node_key]
+        self._full = [one for one in self._full if one[0][:2] != node_key] if taken else self._full
+        return [*taken, *((hop, batch.bundle(hop)) for hop, batch in self._batches.pop(node_key, {}).items())]
 
     @property
     def next(self) -> float | None:
         """None: nothing waits."""
         if self._full:
             return 0.0
-        return min((batch.due for batch in self._batches.values()), default=None)
+        return min((batch.due for some in self._batches.values() for batch in some.values()), default=None)
 
 
 def opened(letter: Letter, bodies: tuple[bytes, ...]) -> Packet | None:

@@ -5,6 +5,7 @@ keeps nothing but the bundle that leaves next, so with it packets are lost and n
 """
 
 import abc
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 
@@ -18,7 +19,9 @@ from ckptd.peers.packets import Bundle, Forward, Forwarded, Letter, Packet, enco
 from ckptd.peers.path import Via
 from ckptd.peers.remote import Remote
 from ckptd.shared.base.ids import JobKey
+from ckptd.shared.base.log_line import line
 
+log = logging.getLogger("ckptd")
 HOLD_S = 0.01  # between two bundles that a leader passes on to one daemon
 _CALM = 20  # a sign of life waits for others for one of so many parts of the timeout, where it is made
 _CALM_ON = 10  # and at a leader
@@ -36,6 +39,7 @@ class RelayedLinks(PeerLinks, abc.ABC):
         self._tries: dict[JobKey, bool] = {}
         self._leaders: set[str] = set()
         self._bundles = Bundles()
+        self._behind: list[tuple[Remote, Packet]] = []  # of this turn, to leaders: they leave after the bundles
         self._passed_at: dict[Hop, float] = {}
 
     # --- which relays there are
@@ -93,6 +97,9 @@ class RelayedLinks(PeerLinks, abc.ABC):
             return self._post(path.via, path.number, remote, packet)
         if path.relayed:  # it is an offer to a newer process of the other side
             self._wake(remote)
+        if remote.peer.node in self._leaders:
+            self._behind.append((remote, packet))
+            return True
         return self._transmit(remote, packet)
 
     def _wake(self, remote: Remote) -> None:
@@ -120,25 +127,37 @@ class RelayedLinks(PeerLinks, abc.ABC):
         return leader if leader is not None and via.job in leader.shared.told and not leader.path.relayed else None
 
     def send_bundles(self) -> None:
-        """Those that are due: at the end of each turn of the loop."""
+        """Those that are due: at the end of each turn of the loop; then what goes to leaders themselves.
+
+        In this order, since a leader that is told of the end of a job forgets it, and passes nothing on any more.
+        """
         now = self._clock()
         for hop, bundle in self._bundles.take(now):
-            remote = self._remotes.get((hop.node, hop.key))
-            packet = remote.link.aside(self._packed(bundle)) if remote is not None else None
-            sent = remote is not None and packet is not None and self._transmit(remote, packet)
-            if isinstance(bundle, Forwarded):
-                self._passed_at[hop] = now
-            elif not sent:
-                self._dropped(bundle, now)
+            self._send_bundle(hop, bundle, now)
+        behind, self._behind = self._behind, []
+        for remote, packet in behind:
+            self._send_behind(remote, packet, now)
         if len(self._passed_at) > _MOST_HOPS:
             self._passed_at = {hop: at for hop, at in self._passed_at.items() if now < at + HOLD_S}
 
-    def _dropped(self, bundle: Forward, now: float) -> None:
-        for letter in bundle.letters:
-            remote = self._remote_of(bundle.job, letter.node)
-            if remote is not None:
-                remote.link.dropped(now)
-                self._turns.see_to(remote, self._due(remote))
+    def _send_bundle(self, hop: Hop, bundle: Bundle, now: float) -> None:
+        remote = self._remotes.get((hop.node, hop.key))
+        packet = remote.link.aside(self._packed(bundle)) if remote is not None else None
+        sent = remote is not None and packet is not None and self._transmit(remote, packet)
+        if isinstance(bundle, Forwarded):
+            self._passed_at[hop] = now
+        elif not sent:
+            for letter in bundle.letters:
+                self._dropped(self._remote_of(bundle.job, letter.node), now)
+
+    def _send_behind(self, remote: Remote, packet: Packet, now: float) -> None:
+        if not self._transmit(remote, packet):
+            self._dropped(remote, now)
+
+    def _dropped(self, remote: Remote | None, now: float) -> None:
+        if remote is not None and not remote.closed:
+            remote.link.dropped(now)
+            self._turns.see_to(remote, self._due(remote))
 
     def _packed(self, bundle: Bundle) -> bytes:
         """The body with a bundle."""
@@ -151,12 +170,18 @@ class RelayedLinks(PeerLinks, abc.ABC):
         if sign is None or (packet.end, packet.to) != (sign.to, sign.end):
             return
         if remote.path.heard(path, via, now):
+            self._note(remote)
             if via is None:
                 self._wake(remote)
                 self._try_later(remote, now)
             else:
                 remote.sleep()
             self._deliver(remote, sign)  # so that the other end learns it
+
+    @staticmethod
+    def _note(remote: Remote) -> None:
+        via = remote.path.via
+        log.debug(line("path", node=remote.peer.node, number=remote.path.number, by=via.node if via else "direct"))
 
     def _take_bundle(self, remote: Remote, bundle: Bundle) -> None:
         if bundle.job not in remote.jobs or remote.path.relayed:
@@ -204,7 +229,8 @@ class RelayedLinks(PeerLinks, abc.ABC):
 
     def next_deadline(self) -> float | None:
         """As ``PeerLinks`` has it; a bundle may be due before."""
-        times = [due for due in (super().next_deadline(), self._bundles.next) if due is not None]
+        behind = 0.0 if self._behind else None
+        times = [due for due in (super().next_deadline(), self._bundles.next, behind) if due is not None]
         return min(times, default=None)
 
     def _due(self, remote: Remote) -> float:
@@ -243,6 +269,7 @@ class RelayedLinks(PeerLinks, abc.ABC):
 
     def _go_direct(self, remote: Remote, now: float) -> None:
         remote.path.go_direct(now)
+        self._note(remote)
         self._try_later(remote, now)
         if remote.asleep:
             peers = max((self._book.count(job) for job in remote.jobs), default=0)
@@ -262,8 +289,16 @@ class RelayedLinks(PeerLinks, abc.ABC):
         super()._down(remote, now)
 
     def _close(self, remote: Remote) -> None:
+        now = self._clock()
+        if not remote.closed:  # last words
+            for hop, bundle in self._bundles.take_all(remote.node_key):
+                self._send_bundle(hop, bundle, now)
+            for one, packet in self._behind:
+                if one is remote:
+                    self._send_behind(remote, packet, now)
+            self._behind = [(one, packet) for one, packet in self._behind if one is not remote]
         super()._close(remote)
-        self._lost(remote.peer.node, self._clock())
+        self._lost(remote.peer.node, now)
 
     def _lost(self, node: str, now: float) -> None:
         """What goes by it goes directly from now on."""

@@ -208,3 +208,13 @@ def test_a_leader_that_is_lost_with_its_memory_is_replaced_in_the_next_session(l
     assert {pair for pair in job.downs if name not in pair} == set()
     job.world.run(20.0)
     job.completes()
+
+
+def test_a_job_that_closes_is_forgotten_on_all_nodes_at_once():
+    job = Job()
+    job.completes()
+    job.world.launchers[0].goal = "rest"
+    job.session.close()
+    job.reach(lambda: job.session is None)
+    job.world.run(10.0)
+    assert [machine.name for machine in job.world.nodes.values() if KEY in machine.catalogue.jobs] == []

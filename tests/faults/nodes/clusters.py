@@ -197,6 +197,8 @@ class Ranks:
 class Cluster:
     """Daemons by name. A context manager that leaves nothing."""
 
+    program: Sequence[str] = ("-m", "ckptd")  # of a daemon that is behind no relay
+
     def __init__(
         self, directory: str, zygote: Zygote | None, names: Iterable[str] = "abcd", relayed: str = "", **environ: str
     ) -> None:
@@ -241,7 +243,7 @@ class Cluster:
             relay.forget()
             self.nodes[name].start(ready=ready, program=relay.program, **variables)
         else:
-            self.nodes[name].start(ready=ready, **variables)
+            self.nodes[name].start(ready=ready, program=self.program, **variables)
 
     def await_daemon(self, name: str) -> None:
         """Until it answers."""

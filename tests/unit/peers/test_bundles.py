@@ -81,6 +81,18 @@ def test_a_bundle_has_so_many_letters_at_most():
     assert [len(bundle.letters) for _, bundle in bundles.take(1.0)] == [MAX_LETTERS, 1]
 
 
+def test_all_that_waits_for_one_daemon_can_be_taken_and_nothing_else():
+    bundles = Bundles()
+    for hop in (UP, DOWN, UP._replace(kind=Forward)):
+        bundles.add(hop, letter("a"), 9.0)
+    for number in range(MAX_LETTERS):
+        bundles.add(UP, letter(f"n{number}"), 9.0)
+    taken = [(hop.kind, len(bundle.letters)) for hop, bundle in bundles.take_all(("chief", "key"))]
+    assert taken == [(Forwarded, MAX_LETTERS), (Forwarded, 1), (Forward, 1)]
+    assert [hop for hop, _ in bundles.take(9.0)] == [DOWN]
+    assert bundles.take_all(("chief", "key")) == []
+
+
 @pytest.mark.parametrize("place", [1, 2, MAX_LETTERS])
 def test_a_letter_whose_body_is_not_there_has_no_packet(place):
     assert opened(Letter("a", 1, Packet(1, 2, 3), place), (b"",) * (place - 1)) is None

@@ -419,3 +419,28 @@ def test_what_is_no_bundle_is_counted_and_the_link_stays(over, bad):
     over.until(lambda: refused(over, "malformed") == before + 1)
     exchange(over, 2)
     assert downs(over) == []
+
+
+# --- last words
+
+
+@pytest.mark.parametrize("first", ["leader", "m1"])
+def test_what_a_coordinator_says_last_reaches_members_though_their_leader_forgets_the_job_at_once(over, first):
+    chief = over.planes["chief"]
+    exchange(over, 2)
+    over.planes["leader"]._passed_at.update({hop: time.monotonic() + 5.0 for hop in over.planes["leader"]._passed_at})
+    chief.turn_begins()
+    for node in sorted(("leader", *MEMBERS), key=lambda node: node != first):
+        assert chief.send(JOB, node, staged("chief", 9))
+    chief.forget(JOB)
+    chief.turn_ends()
+    forgotten = set()
+
+    def all_have_heard():
+        for node in {"leader", *MEMBERS} - forgotten:
+            if 9 in over.counters(node):
+                over.planes[node].forget(JOB)
+                forgotten.add(node)
+        return forgotten == {"leader", *MEMBERS}
+
+    over.until(all_have_heard, 3.0)

@@ -1,0 +1,85 @@
+"""Real daemons, one of which leads another: what happens to the leader is no matter of the others."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from tests.cluster import wait_for
+from tests.faults.nodes.clusters import PEER_TIMEOUT_S, Cluster, Ranks
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-leaders")]
+JOBS = iter(range(1000))
+PATHS = {"a": "b", "b": "a"}  # d leads b; c is in the coordinator's set
+
+
+class Led(Cluster):
+    """Daemons that have leaders."""
+
+    program = (os.path.join(os.path.dirname(__file__), "led.py"),)
+
+
+@pytest.fixture(name="led", scope="module")
+def fixture_led(zygote, tmp_path_factory):
+    """a, b, c, d in sets of two."""
+    with Led(str(tmp_path_factory.mktemp("led")), zygote, CKPTD_SET_SIZE="2") as cluster:
+        yield cluster
+
+
+@pytest.fixture(name="ranks")
+def fixture_ranks(led: Cluster):
+    """Connected, with a save that is durable, and the packets of b go by d."""
+    ranks = led.ranks("abcd", f"led-{next(JOBS)}")
+    ranks.connect(redundancy="xor")
+    ranks.call("load")
+    ranks.save(10, "protected", "durable")
+    wait_for(lambda: paths(led) == {"a": "d", "b": "d"}, 20)
+    yield ranks
+    led.end(ranks)
+
+
+def paths(led: Cluster) -> dict[str, str]:
+    """By node: the way of its packets for the other one of PATHS, as its log says it last."""
+    found = {name: re.findall(rf" path node={PATHS[name]} .*by=(\S+)", led.nodes[name].log_text()) for name in PATHS}
+    return {name: ways[-1] if ways else "" for name, ways in found.items()}
+
+
+def unreachable(led: Cluster, ranks: Ranks) -> list[str]:
+    """Nodes that the coordinator does not reach."""
+    return [node.node for node in led.job("a", ranks.job).nodes if not node.reachable]
+
+
+def test_a_leader_that_is_stopped_during_saves_is_left_and_gone_back_to(led: Cluster, ranks: Ranks):
+    ranks.start("save", 20)
+    os.kill(led.nodes["d"].daemon.pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: paths(led) == {"a": "direct", "b": "direct"}, PEER_TIMEOUT_S)
+        assert "b" not in unreachable(led, ranks)
+    finally:
+        os.kill(led.nodes["d"].daemon.pid, signal.SIGCONT)
+    ranks.results()
+    ranks.save(30, "protected", "durable")
+    wait_for(lambda: paths(led) == {"a": "d", "b": "d"}, 20)
+
+
+def test_a_leader_that_is_killed_during_a_save_costs_the_others_nothing(led: Cluster, ranks: Ranks):
+    ranks.start("save", 20)
+    led.nodes["d"].kill()
+    began = time.monotonic()
+    wait_for(lambda: paths(led) == {"a": "direct", "b": "direct"}, PEER_TIMEOUT_S)
+    wait_for(lambda: unreachable(led, ranks) == ["d"], 3 * PEER_TIMEOUT_S)
+    assert time.monotonic() - began < 2 * PEER_TIMEOUT_S
+    led.start("d")
+    ranks.results()
+    ranks.save(30, "protected", "durable")
+    wait_for(lambda: paths(led) == {"a": "d", "b": "d"}, 20)
+
+
+def test_the_coordinators_daemon_is_killed_during_a_save(led: Cluster, ranks: Ranks):
+    ranks.start("save", 20)
+    led.restart("a")
+    ranks.results()
+    ranks.save(30, "protected", "durable")
+    wait_for(lambda: paths(led) == {"a": "d", "b": "d"}, 20)
