@@ -66,7 +66,8 @@ class Path:
         self._nudges, self._nudge_at = _NUDGES, now
 
     def try_soon(self, now: float, share: float) -> None:
-        """There is a relay, or another one. share: of the wait, drawn at random."""
+        """There is a relay, or another one, or it is back. share: of the wait, drawn at random."""
+        self._wait_s = _AGAIN_S
         self._try_at = now + share * _FIRST_S
 
     def try_later(self, now: float, share: float) -> None:

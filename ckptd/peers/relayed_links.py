@@ -283,6 +283,11 @@ class RelayedLinks(PeerLinks, abc.ABC):
         if self._via_to(remote) is not None:
             remote.path.try_soon(now, self._drawn())
         super()._up(remote, now, fresh=fresh)
+        for job in [job for job in remote.jobs if self._tries.get(job)]:
+            for node in [node for node, leader in self._relays[job].items() if leader == remote.peer.node]:
+                led = self._remote_of(job, node)
+                if led is not None and led.link.up:
+                    self._other_relay(led)
 
     def _down(self, remote: Remote, now: float) -> None:
         remote.path.begin(now)

@@ -100,12 +100,15 @@ def test_an_end_that_follows_to_a_direct_path_answers_a_few_times(path):
     assert not path.is_to_nudge(1e9)
 
 
-def test_a_path_that_fails_is_tried_more_and_more_rarely_until_the_next_connection(path):
+def test_a_path_that_fails_is_tried_more_and_more_rarely_until_there_is_a_reason(path):
     waits = []
     for _ in range(10):
         path.try_later(100.0, 1.0)
         waits.append(path.next_deadline() - 100.0)
     assert waits == [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60]
+    path.try_soon(100.0, 1.0)
+    path.try_later(100.0, 1.0)
+    assert path.next_deadline() == 100.5, "the leader is back"
     path.begin(200.0)
     path.try_later(200.0, 1.0)
     assert path.next_deadline() == 200.5

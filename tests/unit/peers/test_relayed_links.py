@@ -21,6 +21,7 @@ def group(world):
         world.start(node)
     begin(world)
     world.until(lambda: all(len(world.ups(node)) == 3 for node in ("chief", "leader")))
+    world.until(lambda: all(len(world.ups(node)) == 2 for node in MEMBERS))
     return world
 
 
@@ -184,10 +185,9 @@ def test_what_has_arrived_and_waits_is_no_silence(over, monkeypatch):
     chief = over.planes["chief"]
     monkeypatch.setattr(chief, "receive", list)
     over.spend(1.3 * PATIENCE_S)
-    assert relayed(over)
+    assert {by(over, "chief", node) for node in MEMBERS} == {"leader"}
     monkeypatch.undo()
-    over.spend(0.2)
-    assert relayed(over)
+    over.until(lambda: relayed(over), 20.0)
     exchange(over, 2)
     assert downs(over) == []
 
@@ -262,7 +262,7 @@ def test_a_member_that_ended_is_noticed_within_the_timeout_and_nothing_else(over
     assert ("chief", "m2") not in downs(over)
 
 
-def test_a_long_turn_of_the_coordinator_costs_no_link_and_moves_no_path(over):
+def test_a_long_turn_of_the_coordinator_costs_no_link(over):
     chief = over.planes["chief"]
     stopped, until = freeze(over, "chief"), time.monotonic() + 1.5 * TIMEOUT_S
     chief.turn_begins()
@@ -272,7 +272,7 @@ def test_a_long_turn_of_the_coordinator_costs_no_link_and_moves_no_path(over):
     over.planes |= stopped
     over.spend(0.5)
     assert downs(over) == []
-    assert relayed(over)
+    over.until(lambda: relayed(over), 20.0)
     exchange(over, 2)
 
 
