@@ -2,7 +2,7 @@
 
 Paths of a connection are numbered: even numbers are direct, odd ones relayed. A connection begins with number 0. The
 greatest number that a packet of the connection has brought counts at both ends, so a late packet moves nothing. Either
-end goes back to a direct path when it hears nothing; only the one that ``tries`` goes over to a relayed one.
+end goes back to a direct path when it receives nothing; only one of them tries a relayed one.
 """
 
 import math
@@ -14,7 +14,7 @@ _FIRST_S = 0.1  # until the relayed path is tried
 _AGAIN_S = 0.5  # until it is tried again, doubled each time, up to
 _AGAIN_MAX_S = 60.0
 _NUDGE_S = 0.25  # between signs of life on a direct path that is new
-_NUDGES = 8  # until something is heard on it
+_NUDGES = 8  # until something comes on it
 _ANSWERS = 2  # of the end that follows
 _PATIENCE = 2  # a relayed path may be silent for one of so many parts of the link's timeout
 
@@ -28,7 +28,7 @@ class Via(NamedTuple):
 
 
 class Path:
-    """Of one link. ``number``: that in force; ``via``: the relay of an odd one; ``acked``: the last that was told."""
+    """Of one link. ``number``: that in force; ``via``: the relay of an odd one; ``acked``: the last that was sent."""
 
     number: int
     via: Via | None

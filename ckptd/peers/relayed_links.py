@@ -129,7 +129,7 @@ class RelayedLinks(PeerLinks, abc.ABC):
     def send_bundles(self) -> None:
         """Those that are due: at the end of each turn of the loop; then what goes to leaders themselves.
 
-        In this order, since a leader that is told of the end of a job forgets it, and passes nothing on any more.
+        In this order, since a leader that learns of the end of a job forgets it, and passes nothing on any more.
         """
         now = self._clock()
         for hop, bundle in self._bundles.take(now):
@@ -174,6 +174,7 @@ class RelayedLinks(PeerLinks, abc.ABC):
             if via is None:
                 self._wake(remote)
                 self._try_later(remote, now)
+                remote.link.dropped(now)
             else:
                 remote.sleep()
             self._deliver(remote, sign)  # so that the other end learns it
@@ -269,6 +270,7 @@ class RelayedLinks(PeerLinks, abc.ABC):
 
     def _go_direct(self, remote: Remote, now: float) -> None:
         remote.path.go_direct(now)
+        remote.link.dropped(now)  # what went by the leader may be lost
         self._note(remote)
         self._try_later(remote, now)
         if remote.asleep:

@@ -122,7 +122,7 @@ def test_versions_in_documents_are_those_of_the_code():
         "ckptd.shared.format.sealed_record": re.findall(r"and `version` (\d+)|COMMITTED \| `format` (\d+)", text),
         "ckptd.shared.format.layout": re.findall(r"\| layout, leaves \| (\d+) ()", text),
         "ckptd.shared.protocol.messages": re.findall(r"carries `version`, (\d+)()", text),
-        "ckptd.peers.packets": re.findall(r"attempt, lost\], release\]`. Version is (\d+)()", text),
+        "ckptd.peers.packets": re.findall(r"release, path\]`. Version is (\d+)()", text),
         "ckptd.store.messages": re.findall(r"\*\*Version.\*\* It is (\d+)()", text),
     }
     for module, found in told.items():

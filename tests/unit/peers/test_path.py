@@ -69,7 +69,7 @@ def test_both_ends_agree_when_both_go_back(path):
     assert path.next_relayed == 3
 
 
-def test_a_new_direct_path_is_told_until_the_other_end_is_heard_on_it(path):
+def test_a_new_direct_path_has_signs_of_life_until_the_other_end_answers(path):
     path.heard(1, VIA, 100.0)
     path.go_direct(105.0)
     assert path.is_to_nudge(105.0)
@@ -80,7 +80,7 @@ def test_a_new_direct_path_is_told_until_the_other_end_is_heard_on_it(path):
     assert not path.is_to_nudge(1e9)
 
 
-def test_signs_on_a_new_direct_path_end_when_nobody_answers(path):
+def test_signs_on_a_new_direct_path_end_without_an_answer(path):
     path.heard(1, VIA, 100.0)
     path.go_direct(105.0)
     sent = 0

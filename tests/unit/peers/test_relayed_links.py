@@ -140,7 +140,7 @@ def test_a_leader_that_is_stopped_for_a_while_has_its_members_again(over):
     assert [pair for pair in downs(over) if "leader" not in pair] == []
 
 
-def test_a_leader_that_hears_and_does_not_pass_on_is_left_by_both_sides(over, monkeypatch):
+def test_a_leader_that_lives_and_does_not_pass_on_is_left_by_both_sides(over, monkeypatch):
     monkeypatch.setattr(over.planes["leader"], "_pass_on", lambda *_: None)
     over.until(lambda: direct(over))
     exchange(over, 2)

@@ -1,0 +1,58 @@
+"""Guards of packets that a leader passes on: who may send them, and what is left when it is gone."""
+
+from tests.guards.guard import Edit, Guard, nodes_guard
+
+_LINKS = "tests/unit/peers/test_relayed_links.py"
+_PATH = "tests/unit/peers/test_path.py"
+
+
+def _row(name: str, file: str, text: str, removed: str, *tests: str) -> Guard:
+    return Guard(name, (Edit(f"ckptd/peers/{file}", text, removed),), tests)
+
+
+ROWS = (
+    nodes_guard(
+        "a-silent-leader-is-left", "ckptd/peers/path.py",
+        "return self.relayed and listened_at", "return False and listened_at",
+        "leaders.py::test_a_leader_that_is_stopped_during_saves_is_left_and_gone_back_to",
+        "leaders.py::test_a_leader_that_is_killed_during_a_save_costs_the_others_nothing",
+    ),
+    nodes_guard(
+        "a-new-connection-tries-its-leader", "ckptd/peers/relayed_links.py",
+        "            remote.path.try_soon(now, self._drawn())\n        super()._up(",
+        "            pass\n        super()._up(",
+        "leaders.py::test_the_coordinators_daemon_is_killed_during_a_save",
+    ),
+    _row(
+        "a-packet-comes-from-the-leader-of-its-sender", "relayed_links.py",
+        "or not self._is_relay_of(via, sender)", "or False",
+        f"{_LINKS}::test_a_packet_in_a_members_name_is_taken_from_the_leader_that_was_named_alone",
+        f"{_LINKS}::test_a_member_takes_packets_of_its_coordinator_from_its_leader_alone",
+        f"{_LINKS}::test_a_late_bundle_of_an_earlier_leader_moves_nothing",
+    ),
+    _row(
+        "the-path-in-force-keeps-its-leader", "relayed_links.py",
+        "return remote.path.via == via or ", "return ",
+        f"{_LINKS}::test_until_a_member_knows_of_another_leader_the_earlier_one_passes_its_packets_on",
+    ),
+    _row(
+        "a-relayed-link-brings-no-bundle", "relayed_links.py",
+        "if bundle.job not in remote.jobs or remote.path.relayed:", "if bundle.job not in remote.jobs:",
+        f"{_LINKS}::test_a_bundle_within_a_bundle_and_of_another_job_are_refused",
+    ),
+    _row(
+        "a-packet-of-no-connection-moves-nothing", "relayed_links.py",
+        "(packet.end, packet.to) != (sign.to, sign.end)", "False",
+        f"{_LINKS}::test_a_packet_of_no_connection_moves_no_path",
+    ),
+    _row(
+        "a-late-packet-moves-nothing", "path.py",
+        "if number < self.number or number % 2", "if number % 2",
+        f"{_PATH}::test_an_older_number_moves_nothing_and_is_no_sign_of_the_path",
+    ),
+    _row(
+        "bundles-leave-before-packets-to-leaders", "relayed_links.py",
+        "if remote.peer.node in self._leaders:\n            self._behind", "if False:\n            self._behind",
+        f"{_LINKS}::test_what_a_coordinator_says_last_reaches_members_though_their_leader_forgets_the_job_at_once",
+    ),
+)  # fmt: skip
