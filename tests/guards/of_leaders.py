@@ -18,9 +18,8 @@ ROWS = (
         "leaders.py::test_a_leader_that_is_killed_during_a_save_costs_the_others_nothing",
     ),
     nodes_guard(
-        "a-new-connection-tries-its-leader", "ckptd/peers/relayed_links.py",
-        "            remote.path.try_soon(now, self._drawn())\n        super()._up(",
-        "            pass\n        super()._up(",
+        "a-member-tries-its-leader", "ckptd/peers/relayed_links.py",
+        "        self._post(via, remote.path.next_relayed, remote, sign)\n", "",
         "leaders.py::test_the_coordinators_daemon_is_killed_during_a_save",
     ),
     _row(

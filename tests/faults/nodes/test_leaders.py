@@ -16,8 +16,9 @@ PATHS = {"a": "b", "b": "a"}  # d leads b; c is in the coordinator's set
 
 
 class Led(Cluster):
-    """Daemons that have leaders."""
+    """Daemons that have leaders. ``marks``: by node, how long the log was before the present job."""
 
+    marks: dict[str, int]
     program = (os.path.join(os.path.dirname(__file__), "led.py"),)
 
 
@@ -29,29 +30,36 @@ def fixture_led(zygote, tmp_path_factory):
 
 
 @pytest.fixture(name="ranks")
-def fixture_ranks(led: Cluster):
-    """Connected, with a save that is durable, and the packets of b go by d."""
+def fixture_ranks(led: Led):
+    """Connected, with a save that is durable."""
+    led.marks = {name: len(node.log_text()) for name, node in led.nodes.items()}
     ranks = led.ranks("abcd", f"led-{next(JOBS)}")
     ranks.connect(redundancy="xor")
     ranks.call("load")
     ranks.save(10, "protected", "durable")
-    wait_for(lambda: paths(led) == {"a": "d", "b": "d"}, 20)
     yield ranks
     led.end(ranks)
 
 
-def paths(led: Cluster) -> dict[str, str]:
+def paths(led: Led) -> dict[str, str]:
     """By node: the way of its packets for the other one of PATHS, as its log says it last."""
-    found = {name: re.findall(rf" path node={PATHS[name]} .*by=(\S+)", led.nodes[name].log_text()) for name in PATHS}
+    logs = {name: led.nodes[name].log_text()[led.marks[name] :] for name in PATHS}
+    found = {name: re.findall(rf" path node={PATHS[name]} .*by=(\S+)", log) for name, log in logs.items()}
     return {name: ways[-1] if ways else "" for name, ways in found.items()}
 
 
-def unreachable(led: Cluster, ranks: Ranks) -> list[str]:
+def await_leader(led: Led) -> None:
+    """Until the packets of b go by d."""
+    wait_for(lambda: paths(led) == {"a": "d", "b": "d"}, 20)
+
+
+def unreachable(led: Led, ranks: Ranks) -> list[str]:
     """Nodes that the coordinator does not reach."""
     return [node.node for node in led.job("a", ranks.job).nodes if not node.reachable]
 
 
-def test_a_leader_that_is_stopped_during_saves_is_left_and_gone_back_to(led: Cluster, ranks: Ranks):
+def test_a_leader_that_is_stopped_during_saves_is_left_and_gone_back_to(led: Led, ranks: Ranks):
+    await_leader(led)
     ranks.start("save", 20)
     os.kill(led.nodes["d"].daemon.pid, signal.SIGSTOP)
     try:
@@ -61,10 +69,11 @@ def test_a_leader_that_is_stopped_during_saves_is_left_and_gone_back_to(led: Clu
         os.kill(led.nodes["d"].daemon.pid, signal.SIGCONT)
     ranks.results()
     ranks.save(30, "protected", "durable")
-    wait_for(lambda: paths(led) == {"a": "d", "b": "d"}, 20)
+    await_leader(led)
 
 
-def test_a_leader_that_is_killed_during_a_save_costs_the_others_nothing(led: Cluster, ranks: Ranks):
+def test_a_leader_that_is_killed_during_a_save_costs_the_others_nothing(led: Led, ranks: Ranks):
+    await_leader(led)
     ranks.start("save", 20)
     led.nodes["d"].kill()
     began = time.monotonic()
@@ -74,12 +83,14 @@ def test_a_leader_that_is_killed_during_a_save_costs_the_others_nothing(led: Clu
     led.start("d")
     ranks.results()
     ranks.save(30, "protected", "durable")
-    wait_for(lambda: paths(led) == {"a": "d", "b": "d"}, 20)
+    await_leader(led)
 
 
-def test_the_coordinators_daemon_is_killed_during_a_save(led: Cluster, ranks: Ranks):
+def test_the_coordinators_daemon_is_killed_during_a_save(led: Led, ranks: Ranks):
+    await_leader(led)
     ranks.start("save", 20)
+    led.marks = {name: len(node.log_text()) for name, node in led.nodes.items()}
     led.restart("a")
     ranks.results()
     ranks.save(30, "protected", "durable")
-    wait_for(lambda: paths(led) == {"a": "d", "b": "d"}, 20)
+    await_leader(led)
