@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Cadence, Milestone, Tier
@@ -67,7 +68,7 @@ class Job:
 def play(nodes: int, scheme: Scheme, costs: Costs, hardware: Hardware) -> Times:
     """The whole job. Raises AssertionError when it does not come to its end."""
     began = time.process_time()
-    crowd = Crowd("save", nodes, costs, scheme=scheme)
+    crowd = Crowd("save", nodes, costs, Policy(), scheme=scheme)
     world, times = crowd.world, Times(nodes, str(scheme))
     world.cadence, world.checked = Cadence(steps=1), False  # every save is drained
     crowd.saved(Milestone.DURABLE)

@@ -106,8 +106,15 @@ HEAD = (
 class Crowd:
     """A job of so many nodes. ``measured`` gives the figures of what follows, until ``done``."""
 
-    def __init__(  # noqa: PLR0913 - a play has a policy too
-        self, play: str, nodes: int, costs: Costs, policy: Policy, *, filled: bool = False, scheme: Scheme = Scheme.XOR
+    def __init__(
+        self,
+        play: str,
+        nodes: int,
+        costs: Costs,
+        policy: Policy,
+        *,
+        filled: bool = False,
+        scheme: Scheme = Scheme.XOR,
     ) -> None:
         self._began = time.process_time()
         self.play, self.nodes = play, nodes
