@@ -370,7 +370,7 @@ def test_the_newest_takes_the_turn_of_a_due_save_that_it_supersedes():
     job = AJob(world=1, cadence=Cadence(20, 0)).start()
     job.stage(0, ONE)  # due: step 10
     job.stage(0, THREE)  # due: step 30, waits
-    later = SaveId(1, 4, 40, RUN)
+    later = SaveId(1, 4, 35, RUN)
     job.stage(0, later)  # not due
     assert job.ends(THREE) == ["superseded"]
     job.drain(ONE)
