@@ -38,8 +38,7 @@ class Leave:
 
     def adopted(self, now: float) -> None:
         """Memory of the job was found at start, perhaps that of a rank that ended while no daemon ran."""
-        if not self.orphaned:
-            self._move(SessionOn.FOUND, now)
+        self._move(SessionOn.FOUND, now)
 
     @property
     def closing(self) -> bool:

@@ -31,7 +31,7 @@ class LoadOn(enum.Enum):
     ENDED_BEFORE = "had ended before"  # this daemon restarted since
 
 
-_OVER = {LoadOn.REFUSED: None, LoadOn.ENDED_BEFORE: None}
+_OVER = {LoadOn.REFUSED: None}
 
 RESTORE: Table[Loading, LoadOn] = Table(
     {
@@ -41,6 +41,7 @@ RESTORE: Table[Loading, LoadOn] = Table(
             LoadOn.UNSTORED: Loading.DRAINING,
             LoadOn.SENT: Loading.READING,
             LoadOn.EMPTY: None,
+            LoadOn.ENDED_BEFORE: None,
             **_OVER,
         },
         Loading.FETCHING: {LoadOn.CAME: Loading.COLLECTING, LoadOn.LATE: Loading.COLLECTING, **_OVER},
@@ -59,6 +60,6 @@ RESTORE: Table[Loading, LoadOn] = Table(
         LoadOn.AGREED: "no rank reads",
         LoadOn.EMPTY: "no checkpoint is chosen now",
         LoadOn.REFUSED: "no load runs",
-        LoadOn.ENDED_BEFORE: "no load runs",
+        LoadOn.ENDED_BEFORE: "no load runs, or all ranks called, and those of this node first-hand",
     },
 )

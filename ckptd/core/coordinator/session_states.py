@@ -23,18 +23,26 @@ class SessionOn(enum.Enum):
     RELEASED = "memory given back"
 
 
-_LEFT = {SessionOn.CLOSED: Presence.CLOSING, SessionOn.LEFT: Presence.ORPHANED}
-_EMPTY = {SessionOn.ENTERED: Presence.OPEN, **_LEFT}
-
 SESSION: Table[Presence, SessionOn] = Table(
     {
-        None: {SessionOn.FOUND: Presence.ORPHANED, **_EMPTY},
-        Presence.OPEN: _LEFT,
-        Presence.CLOSING: {SessionOn.RELEASED: None, **_EMPTY},
-        Presence.ORPHANED: {SessionOn.RELEASED: None, SessionOn.FOUND: Presence.ORPHANED, **_EMPTY},
+        None: {
+            SessionOn.FOUND: Presence.ORPHANED,
+            SessionOn.ENTERED: Presence.OPEN,
+            SessionOn.LEFT: Presence.ORPHANED,
+        },
+        Presence.OPEN: {SessionOn.CLOSED: Presence.CLOSING, SessionOn.LEFT: Presence.ORPHANED},
+        Presence.CLOSING: {SessionOn.ENTERED: Presence.OPEN, SessionOn.RELEASED: None},
+        Presence.ORPHANED: {
+            SessionOn.FOUND: Presence.ORPHANED,
+            SessionOn.ENTERED: Presence.OPEN,
+            SessionOn.LEFT: Presence.ORPHANED,
+            SessionOn.RELEASED: None,
+        },
     },
     ignored={
         SessionOn.ENTERED: "others are in",
+        SessionOn.CLOSED: "no rank is in at a node that answers: whose ranks all closed, it was open",
+        SessionOn.LEFT: "every rank closed before",
         SessionOn.FOUND: "a daemon looks for it before any rank comes",
         SessionOn.RELEASED: "there is none, or ranks have need of it",
     },

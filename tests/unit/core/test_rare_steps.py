@@ -256,3 +256,15 @@ def test_the_newest_takes_the_turn_of_an_older_one_when_its_memory_is_back():
     assert [job.ends(save) for save in (TWO, THREE)] == [["abandoned"], ["superseded"]]
     holds(job, TWO, THREE)
     assert [state(job, save) for save in (TWO, THREE)] == [State.SUPERSEDED, State.DRAINING]
+
+
+def test_what_was_superseded_for_its_memory_is_drained_when_it_is_back_and_asked_for():
+    job = AJob(world=2).start()
+    job.stage_all(ONE)
+    job.stage_all(TWO)
+    report(job, ev.SegmentsReleased(job=KEY, ranks=(1,), save=TWO))
+    job.drain(ONE)
+    holds(job, TWO)
+    assert job.ends(TWO)[-1] == "superseded"
+    job.say(ev.DrainAsked(job=KEY))
+    assert state(job, TWO) is State.DRAINING
