@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--scheme", choices=["none", "xor", "double"])
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--compound", type=float, default=0.0, help="chance that a fault is several, at a coordinator")
+    parser.add_argument("--rare", type=float, default=60.0, help="seconds between two rare faults, on average; 0: none")
     parser.add_argument("--slower", type=float, default=0.0, help="what daemons do takes time; 1: as on a machine")
     parser.add_argument("--relayed-from", type=int, default=0, help="so many nodes have leaders, with --slower")
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no seed after so long")
@@ -48,6 +49,7 @@ def main() -> int:
     with ProcessPoolExecutor(args.jobs) as pool:
         seeds = range(args.first_seed, args.first_seed + args.count)
         options = {name: getattr(args, name) for name in ("scheme", "seconds", "compound", "slower", "relayed_from")}
+        options["rare_every_s"] = args.rare
         futures = [pool.submit(attempt, seed, args.nodes, options) for seed in seeds]
         for future in futures:
             if args.minutes and time.monotonic() - began > 60 * args.minutes and future.cancel():

@@ -50,7 +50,8 @@ class Chaos:
             self._last = world.clock.now
         return self._last
 
-    def _wound(self, seconds: float) -> None:
+    def wound(self, seconds: float) -> None:
+        """Something is wrong for so long."""
         self._world.clock.after(seconds, self._healed)
 
     def _healed(self) -> None:
@@ -106,7 +107,7 @@ class Chaos:
             if seconds > 10:
                 group = frozenset({victim.name})
                 world.network.partition(group, frozenset(world.nodes) - group, seconds)
-            self._wound(seconds)
+            self.wound(seconds)
         elif dice < 0.8 and len(world.nodes) > 1:
             self.note("link reset")
             links = world.network.links_of(victim.name)
@@ -133,7 +134,7 @@ class Chaos:
             silent = frozenset({clock.random.choice(others).name})
             seconds = clock.random.choice([12.0, 40.0, 90.0, 200.0])
             world.network.partition(silent, frozenset(world.nodes) - silent, seconds)
-            self._wound(seconds)
+            self.wound(seconds)
         if clock.chance(0.5):
             self._trouble()
         for _ in range(clock.random.choice([1, 1, 2, 3])):
@@ -145,7 +146,7 @@ class Chaos:
         self.note("daemon killed")
         machine.kill()
         self._world.clock.after(seconds, machine.start)
-        self._wound(seconds)
+        self.wound(seconds)
 
     def _lose(self, machine: Machine) -> None:
         """Arena and all; another node takes its place after a while, under its name or a new one."""
@@ -173,7 +174,7 @@ class Chaos:
         seconds = clock.random.choice([0.3, 3.0, 12.0, 40.0])
         self.note(f"partition {seconds:g} s")
         self._world.network.partition(some, others, seconds)
-        self._wound(seconds)
+        self.wound(seconds)
 
     def _trouble(self) -> None:
         clock, store = self._world.clock, self._world.clock.random.choice(list(self._world.stores.values()))
@@ -181,4 +182,4 @@ class Chaos:
         self.note(f"store {store.mode}")
         seconds = clock.mostly(10.0, 80.0, 0.2)
         self._world.clock.after(seconds, setattr, store, "mode", "ok")
-        self._wound(seconds)
+        self.wound(seconds)

@@ -33,6 +33,7 @@ _STORE = (
 )
 _WITH_PATIENCE = (act.TakeIncarnation, act.ScanStore)
 _PATIENCE_S = 10.0
+UNMOUNTED = "no store is mounted there"
 _HANG_S = 300.0  # after which a worker that says nothing is replaced
 
 
@@ -118,7 +119,7 @@ class ActionExecutor:
         running = Running(machine, machine.life, action, clock.now)
         serial = next(self._ids)
         self._running.setdefault(machine.name, {})[serial] = running
-        if isinstance(action, act.Drain) and world.store(action.job).mode != "silent":
+        if isinstance(action, act.Drain) and world.store(action.job).mode not in ("silent", "unmounted"):
             world.store(action.job).make_partial(action.save)
         if isinstance(action, act.WriteVote):
             running.vote = self._make_vote(machine, action)
@@ -183,6 +184,9 @@ class ActionExecutor:
                     return
                 world.clock.after(late, self._due, serial, running)
                 return
+            if mode == "unmounted":
+                self._end(serial, running, UNMOUNTED, False)
+                return
             failing = mode == "failing" and world.clock.chance(0.7)
         else:
             failing = world.chaos.fails(action)
@@ -202,7 +206,8 @@ class ActionExecutor:
         """The daemon died: what was under way happened, or did not."""
         for running in self._running.pop(machine.name, {}).values():
             running.over = True
-            silent = isinstance(running.action, _STORE) and self._world.store(running.action.job).mode == "silent"
+            modes = ("silent", "unmounted")
+            silent = isinstance(running.action, _STORE) and self._world.store(running.action.job).mode in modes
             if not silent and self._world.clock.chance(0.5):
                 self._outcome(running, "", True)
 
@@ -364,6 +369,8 @@ def _fetched(action: act.FetchSegment, problem: str, found: Any) -> list[Any]:
 
 
 def _scanned(action: act.ScanStore, problem: str, found: Any) -> list[Any]:
+    if problem == UNMOUNTED and not action.remembered and not action.wanted:  # nor was one made yet, as far as is known
+        return [make(ev.StoreScanned, job=action.job, after=action.after)]
     if problem:
         return [make(ev.StoreScanned, job=action.job, after=action.after, problem=problem)]
     return [
@@ -411,6 +418,7 @@ _EVENTS: dict[type[Any], Callable[[Any, str, Any], list[Any]]] = {
             number=found,
             run=run_of(a.session, a.at_least),
             problem=problem,
+            hopeless=problem == UNMOUNTED and bool(a.remembered),
         )
     ],
     act.ScanStore: _scanned,

@@ -274,7 +274,10 @@ class Promises:
         """All ranks have it: it is the newest that there is, if nothing was wrong while they asked."""
         job, chosen = session.job, next(iter(session.orders.values())).save
         chaos, store = self._world.chaos, self._world.store(job)
-        if session.began_load - chaos.calm_since < _CALM_S:
+        step, run = session.named
+        asked = chosen is None or (step in (None, chosen.step) and run in (None, chosen.run))
+        assert asked, f"{chosen} was loaded, and step {step} of run {run!r} was named"
+        if session.began_load - chaos.calm_since < _CALM_S or session.named != (None, None):
             return
         idents = {m.arena.ident for m in session.homes}
         truth = self.of(job)

@@ -181,9 +181,13 @@ class Proc:
         """Asks to restore; the session hears how it ended."""
         if self.alive and self.state == "in":
             self.loading = self.loading or _LOAD_TRIES
-            self._say("load", ev.LoadAsked, step=None)
+            self._ask_load()
         elif self.alive:
             self.loading = self.loading or _LOAD_TRIES  # asked when the daemon is back
+
+    def _ask_load(self) -> None:
+        step, run = self.session.named
+        self._say("load", ev.LoadAsked, step=step, run=run)
 
     def save(self, step: int, *, drain: bool) -> None:
         """Into a slot, when one is granted in time."""
@@ -314,7 +318,7 @@ class Proc:
         if self._staging is not None or self.saves:
             self._ask_slots()
         if self.loading:
-            self._say("load", ev.LoadAsked, step=None)
+            self._ask_load()
 
     def _refused(self, what: str, message: Refused) -> None:
         if what == "attach":

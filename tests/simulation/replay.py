@@ -17,6 +17,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--fault-every", type=float, default=12.0)
     parser.add_argument("--compound", type=float, default=0.0)
+    parser.add_argument("--rare", type=float, default=0.0, help="seconds between two rare faults; 0: none")
     parser.add_argument("--slower", type=float, default=0.0, help="what daemons do takes time; 1: as on a machine")
     parser.add_argument("--relayed-from", type=int, default=0, help="so many nodes have leaders, with --slower")
     parser.add_argument("--all", action="store_true", help="the whole transcript, not its end")
@@ -34,6 +35,7 @@ def main() -> int:
             seconds=args.seconds,
             fault_every_s=args.fault_every,
             compound=args.compound,
+            rare_every_s=args.rare,
             slower=args.slower,
             relayed_from=args.relayed_from,
             keep=args.all,

@@ -91,6 +91,7 @@ def play(
         options += f" --seconds {seconds:g}" if seconds != 150.0 else ""
         options += f" --fault-every {fault_every_s:g}" if fault_every_s != 12.0 else ""
         options += f" --compound {more['compound']:g}" if more.get("compound") else ""
+        options += f" --rare {more['rare_every_s']:g}" if more.get("rare_every_s") else ""
         options += f" --slower {slower:g}" if slower else ""
         options += f" --relayed-from {relayed_from}" if relayed_from else ""
         problem = str(error) if isinstance(error, AssertionError) else repr(error)
@@ -117,6 +118,7 @@ def examine(world: World) -> None:
     leaves nothing behind.
     """
     world.chaos.stop()
+    world.rare.stop()
     world.network.heal()
     world.network.bad_weather = False
     for store in world.stores.values():

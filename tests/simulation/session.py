@@ -39,6 +39,7 @@ class Session:
         self.rounds = 0
         self.since = self.world.clock.now  # of the last progress
         self.began_load = 0.0
+        self.named: tuple[int | None, bytes | None] = (None, None)  # step and run that it loads
         self._waiting: set[int] = set()
         self.orders: dict[int, LoadFrom] = {}
         self.outcomes: set[tuple[SaveId | None, int]] = set()  # of loads: what, and with which incarnation
@@ -106,6 +107,8 @@ class Session:
             return
         self._moved("load")
         self.began_load = self.world.clock.now
+        self.named = self.world.rare.names(self)
+        self.world.rare.loads(self)
         self._waiting = set(range(self.world_size))
         for other in self.procs:
             self.world.clock.after(self.world.clock.mostly(0.02, 2.0), other.load)
@@ -140,7 +143,7 @@ class Session:
 
     def _save_one(self, proc: Proc, number: int, drain: bool) -> None:
         if self.rounds == number and self.phase == "train":
-            proc.save(number * 10, drain=drain)
+            proc.save(number * 10 + self.world.rare.errs(), drain=drain)
 
     def saved(self, proc: Proc) -> None:
         """A rank's call of save returned. The next step waits for all: training is collective."""
@@ -176,6 +179,9 @@ class Session:
             for seconds in (3.0, 6.0, 12.0):  # more was lost than was promised: the user gives the rest up
                 self.world.clock.after(seconds, self.launcher.forget)
             self.world.clock.after(0.0, self.end, "nothing to go on with")
+            return
+        if why.startswith("load") and self.named != (None, None):  # the user named what is not there any more
+            self.world.clock.after(0.0, self.end, "what it named is not there")
             return
         if "is still running" in why:
             lost = {m.name for m in self.world.lost} - set(self.world.nodes)

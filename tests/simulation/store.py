@@ -38,7 +38,7 @@ class Directory:
 
 
 class Store:
-    """``mode``: ok, slow, failing or silent; the effects ask for it."""
+    """``mode``: ok, slow, failing, silent or unmounted; the effects ask for it."""
 
     def __init__(self, keep_last: int, keep_every: int = 0) -> None:
         self.mode = "ok"

@@ -1,5 +1,6 @@
 """Short plays of the simulator; campaigns (make simulate) play the long ones."""
 
+import collections
 import os
 import subprocess
 import sys
@@ -18,12 +19,35 @@ from tests.simulation import effects, growth
 from tests.simulation.run import BrokenError, play
 
 SHORT = {1: range(10), 3: range(14), 4: range(100, 110), 8: range(200, 206)}
+RARE_SEEDS = range(10)
 CASES = [(nodes, seed) for nodes, seeds in SHORT.items() for seed in seeds]
 
 
 @pytest.mark.parametrize(("nodes", "seed"), CASES)
 def test_no_promise_is_broken(nodes, seed):
     play(seed, nodes=nodes, seconds=60.0)
+
+
+RARE = {
+    "all daemons restart", "half are cut off", "memory full", "store not mounted", "checkpoint pinned",
+    "checkpoint removed by hand", "coordinator restarts in a load", "rank dies in a load", "load of a named step",
+    "load of a named run", "steps differ",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rarities():
+    """Plays in which rare faults are frequent."""
+    return [play(seed, nodes=4, rare_every_s=10.0) for seed in RARE_SEEDS]
+
+
+def test_no_promise_is_broken_by_rare_faults(rarities):
+    happened = {name for outcome in rarities for name in outcome.faults}
+    assert happened >= RARE
+
+
+def test_the_same_seed_is_the_same_play_with_rare_faults_too(rarities):
+    assert play(RARE_SEEDS[0], nodes=4, rare_every_s=10.0).fingerprint == rarities[0].fingerprint
 
 
 def test_a_play_without_faults_reaches_everything():
@@ -106,6 +130,21 @@ def test_a_core_that_mixes_up_shares_is_caught(monkeypatch, odd, broken, notices
     monkeypatch.setattr(*broken)
     with pytest.raises(BrokenError, match=notices):
         play(2, nodes=3, scheme="xor", seconds=60.0, fault_every_s=0.0, shared=1.0, odd=odd)
+
+
+def takes_any_step(self, load, _candidates=Restores._candidates):
+    step, load.step = load.step, None
+    try:
+        return _candidates(self, load)
+    finally:
+        load.step = step
+
+
+def test_a_core_that_loads_what_was_not_named_is_caught(monkeypatch):
+    monkeypatch.setattr(Restores, "_candidates", takes_any_step)
+    with pytest.raises(BrokenError, match="was named") as raised:
+        collections.deque((play(seed, nodes=4, rare_every_s=10.0) for seed in RARE_SEEDS), maxlen=0)
+    assert " --rare 10" in str(raised.value)
 
 
 def test_slices_are_restored_and_replicas_that_are_none_are_distinguished():

@@ -24,6 +24,7 @@ from tests.simulation.launcher import Launcher
 from tests.simulation.machine import Machine
 from tests.simulation.network import Network
 from tests.simulation.promises import Promises
+from tests.simulation.rare import Rare
 from tests.simulation.store import Store
 from tests.simulation.wire import Wire
 
@@ -61,6 +62,7 @@ class World:
         odd: float = 0.25,
         relaid: float = 0.15,
         compound: float = 0.0,
+        rare_every_s: float = 0.0,
         costs: Costs | None = None,
     ) -> None:
         self.seed = seed
@@ -98,6 +100,7 @@ class World:
         self.effects = ActionExecutor(self)
         self.stores: dict[JobKey, Store] = {}
         self.chaos = Chaos(self, every_s=fault_every_s, reshape=0.15, compound=compound)
+        self.rare = Rare(self, rare_every_s)
         self._idents = 0
         self._names = nodes
         for index in range(nodes):
@@ -120,6 +123,7 @@ class World:
         for launcher in self.launchers:
             self.clock.after(1.0, launcher.start)
         self.chaos.begin()
+        self.rare.begin()
 
     def run(self, seconds: float) -> None:
         """So much virtual time passes."""
