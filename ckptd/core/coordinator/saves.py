@@ -165,11 +165,12 @@ class Saves(Drains):
         return [a for r in ours for a in self._end(r, On.DISPUTED, f"{reason}; connect or load again")]
 
     def released(self, node: str, event: ev.SegmentsReleased) -> list[Action]:
-        """A node's arena no longer has the segments; a save that still waited for its drain is superseded."""
+        """A node's arena no longer has the segments; a save that lies nowhere else and waits for its drain is over."""
         record = self._facts.records.get(event.save)
         if record is None or not self._facts.take(record, event.ranks, node):
             return []
-        return self._superseded(record) if record.state is State.QUEUED and self._facts.ready else []
+        lost = record.state is State.QUEUED and not record.in_memory and self._facts.ready
+        return self._superseded(record) if lost else []
 
     # --- what is found on the store
 

@@ -2,7 +2,9 @@
 
 The order names the sets of ranks that saved slices of what they all hold, the same for all nodes. From it and the
 topology each node knows which segments its ranks need, and copies those that it lacks from the nodes of their ranks.
-The coordinator receives one report. The copies go when the load is over: they are where they were.
+The coordinator receives one report. The copies go when the load is agreed: they are where they were. Those of a load
+that is refused stay until another is agreed, something newer is staged or memory is short, and a coordinator that asks
+what lies here receives them in the report: their own node may be lost.
 """
 
 from ckptd.core import events as ev

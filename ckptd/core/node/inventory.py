@@ -8,11 +8,13 @@ from ckptd.shared.base.ids import JobKey
 
 
 def segments_of(slots: SlotTable) -> tuple[ev.HeldSegment, ...]:
-    """Every segment in a slot of the node."""
+    """Every segment in a slot of the node. What was copied for a load is reported with the others from here on."""
+    for slot in slots:
+        slot.reported = slot.copied
     return tuple(
         ev.HeldSegment(slot.save, slot.rank, slot.world_size, slot.nbytes, slot.attestations)
         for slot in slots
-        if slot.save and not slot.copied
+        if slot.save
     )
 
 

@@ -29,11 +29,21 @@ class LoadAnswers:
         self._slots = slots
         self.reports = LoadReports(job, ranks, report)
         self.save: SaveId | None = None  # being loaded, so its slots stay
+        self.spare: SaveId | None = None  # its load was refused: a copy made for it may be all that is left of a rank's
 
     def protects(self, order: ev.GatherOrdered | ev.FetchOrdered) -> list[Action]:
         """Its slots stay from here on."""
-        self.save = order.save
+        self.save, self.spare = order.save, None
         return []
+
+    def forget(self) -> None:
+        """The job is over."""
+        self.save = self.spare = None
+
+    def copied(self, newest: SaveId | None) -> set[SaveId]:
+        """Saves of which copies stay. newest: that is staged; the next load begins with nothing older."""
+        spare = self.spare if newest is None or self.spare is None or self.spare >= newest else None
+        return {save for save in (self.save, spare) if save is not None}
 
     def unreadable(self, save: SaveId) -> list[Action]:
         """Some slot of the save cannot be read: a rank that waits for its digests finds out by trying."""
@@ -56,7 +66,7 @@ class LoadAnswers:
 
     def ordered(self, order: ev.LoadOrdered) -> list[Action]:
         """The coordinator sends the ranks to read, or says that all have."""
-        self.save = None if order.agreed else order.save
+        self.save, self.spare = None if order.agreed else order.save, None
         self._readers.ordered(order)
         for local in self._ranks.admitted.values():
             local.load_order = order if local.load_request is not None else None
@@ -106,7 +116,9 @@ class LoadAnswers:
 
     def refused(self, order: ev.LoadRefused) -> list[Action]:
         """The load failed."""
-        self.save = None if order.rank is None else self.save
+        if order.rank is None:
+            self.spare = self.save or self.spare
+            self.save = None
         actions: list[Action] = []
         for local in self._ranks.admitted.values():
             if order.rank not in (None, local.rank):

@@ -110,7 +110,7 @@ class JobNode:
             ev.SlotsAsked: (self._slots_asked, self._grant),
             ev.SlotsFit: (lambda event: slots.give_way(event.rank),),
             ev.SlotReady: (lambda event: slots.ready(event.slot, event.rank, event.capacity), self._grant),
-            ev.SlotsFailed: (self._short_of_slots,),
+            ev.SlotsFailed: (self._short_of_slots, self.collect),
             ev.SegmentStaged: (self._staged,),
             ev.SlotAdopted: (self._adopted,),
             **dict.fromkeys((ev.SaveSkipped, ev.DrainAsked, ev.PreemptAsked), (ranks.taken_over, self._reported)),
@@ -291,6 +291,7 @@ class JobNode:
     def _short_of_slots(self, event: ev.SlotsFailed) -> list[Action]:
         """Memory is short: reports what other runs of the job left in it, which the user can give back."""
         self.slots.failed(event.rank, event.count)
+        self.loads.spare = None
         refusal = self.foreign.refusal(event)
         return [*self.ranks.tell(event.rank, refusal), Note(job=self.job, text=refusal.message)]
 
@@ -335,19 +336,18 @@ class JobNode:
 
         Those of ranks that a smaller world does not have go altogether, once a checkpoint of it is safe.
         """
-        loaded = self.fetching.saves | {s for s in (self.loads.save,) if s is not None}
-        drained = {s for s in (self.drain.save,) if s is not None}
-        wanted = self.slot_retention.wanted | self.protection.wanted | loaded | drained
-        actions = self.slots.drop_copies(loaded)
-        for slot in [s for s in self.slots if s.save is not None and s.save not in wanted and not s.foreign]:
-            actions += self._free(slot)
+        used = self.fetching.saves | {s for s in (self.loads.save, self.drain.save) if s is not None}
+        wanted = self.slot_retention.wanted | self.protection.wanted | used
+        copied = self.fetching.saves | self.loads.copied(self.slot_retention.newest_staged)
+        actions = self.slots.drop_copies(copied, self.drain.share(), self.delivery.released)
+        over = [s for s in self.slots if s.save is not None and s.save not in wanted and not (s.foreign or s.copied)]
+        actions += [action for slot in over for action in self._free(slot)]
         if self._world_size and self.slot_retention.settled == self.incarnation:
             actions += self.slots.trim(self._world_size)
             place = self.membership.place
             actions += self.slots.trim_moved(place.ranks) if place is not None else []
         if self._left_behind:
-            actions += self.slots.trim()
-            actions += self._emptied(None)
+            actions += [*self.slots.trim(), *self._emptied(None)]
         return [*self.answers.settled(), *actions]
 
     @property
@@ -414,7 +414,7 @@ class JobNode:
     # --- the end
 
     def _released(self, _: object = None) -> list[Action]:
-        self.loads.save = None
+        self.loads.forget()
         self.slot_retention.released()
         self.drain.forget()
         self.fetching.forget()

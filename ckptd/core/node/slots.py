@@ -1,6 +1,6 @@
 """The slots of one job on one node: which rank may write which, which hold what, which can be had again. Pure."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
 from ckptd.core.actions import Action, AllocateSlots, FreeSlot, TakeDigests, UnlinkSlot
@@ -27,7 +27,8 @@ class Slot:
     unreadable: str = ""  # why its digests cannot be taken
     offered: bool = False  # an allocation that is on its way counts its memory as free
     unsure: bool = False  # a rank may have sealed it since it was last known to be free
-    copied: bool = False  # of a rank of another node, for one load: goes with it, and is not reported
+    copied: bool = False  # of a rank of another node, for one load: goes once that or another ends well
+    reported: bool = False  # copied, and the coordinator knows
     foreign: bool = False  # holds a segment of a run that is not the job's: neither reused nor freed with its saves
 
     @property
@@ -102,9 +103,15 @@ class SlotTable:
             actions += self._unlink(slot) if len(self.of_rank(slot.rank)) > self._per_rank else []
         return actions
 
-    def drop_copies(self, needed: Container[SaveId]) -> list[Action]:
-        """Unlinks what was copied for loads that are over. needed: saves that are being loaded."""
-        over = [slot for slot in self._slots.values() if slot.copied and slot.save not in needed]
+    def drop_copies(
+        self, needed: Container[SaveId], drained: Container[Slot], released: Callable[[int, SaveId], None]
+    ) -> list[Action]:
+        """Unlinks what was copied for loads that are over, all but needed. released: notes what was reported."""
+        copies = [slot for slot in self._slots.values() if slot.copied]
+        over = [slot for slot in copies if slot.save not in needed and slot not in drained]
+        for slot in over:
+            if slot.reported and slot.save is not None:
+                released(slot.rank, slot.save)
         return [action for slot in over for action in self._unlink(slot)]
 
     @property

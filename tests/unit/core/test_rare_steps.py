@@ -268,3 +268,17 @@ def test_what_was_superseded_for_its_memory_is_drained_when_it_is_back_and_asked
     assert job.ends(TWO)[-1] == "superseded"
     job.say(ev.DrainAsked(job=KEY))
     assert state(job, TWO) is State.DRAINING
+
+
+def test_a_save_of_which_a_copy_is_given_up_still_waits_for_the_store():
+    job = AJob(world=2).start()
+    job.stage_all(ONE)
+    job.stage_all(TWO)
+    copy = ev.HeldSegment(TWO, 1, 2, 10)
+    job.say(
+        ev.Report(job=KEY, node="b", event=ev.NodeHas(job=KEY, session="a", incarnation=1, run=RUN, segments=(copy,)))
+    )
+    job.say(ev.Report(job=KEY, node="b", event=ev.SegmentsReleased(job=KEY, ranks=(1,), save=TWO)))
+    assert state(job, TWO) is State.QUEUED
+    report(job, ev.SegmentsReleased(job=KEY, ranks=(1,), save=TWO))
+    assert state(job, TWO) is State.SUPERSEDED

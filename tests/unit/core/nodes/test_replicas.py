@@ -6,10 +6,12 @@ from msgspec.structs import replace
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.coordinator.save_record import Record
+from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.messages import Tier
+from tests.runs import RUN
 from tests.unit.core.nodes.a_cluster import KEY, ONE, ACluster
 
 
@@ -80,7 +82,27 @@ def test_replicas_get_each_others_segments_and_keep_them_for_the_load_alone():
     assert held(job) == [1, 1, 1]
 
 
-def test_they_keep_nothing_for_a_load_that_fails():
+def test_what_was_copied_for_a_load_is_restored_when_its_own_node_is_lost_in_it():
+    job = ACluster("abc", scheme=Scheme.NONE)
+    job.replicas = 1
+    job.held = {act.Drain}
+    job.connect("abc")
+    job.stage(ONE)
+    job.end_ranks()
+    job.connect("abc")
+    job.ask()
+    assert held(job) == [3, 3, 3]
+    job.lose("c")
+    job.end_ranks()
+    job.add("d")
+    job.connect("abd")
+    assert {answer.save for answer in job.load()} == {ONE}
+    assert held(job) == [1, 1, 1]
+    where = job.nodes["a"].job.coordinator.facts.records[ONE].held
+    assert where == {0: {"a"}, 1: {"b"}, 2: {"d"}}
+
+
+def failed_load():
     job = cluster("abc")
     job.stage(ONE)
     job.end_ranks()
@@ -89,7 +111,32 @@ def test_they_keep_nothing_for_a_load_that_fails():
     assert held(job) == [3, 3, 3]
     job.say(job.nodes["b"], ev.RankGone(job=KEY, rank=1, session=job.sid))
     job.settle()
+    assert held(job) == [3, 3, 3]
+    job.end_ranks()
+    job.connect("abc")
+    return job
+
+
+def test_what_was_copied_for_a_load_that_failed_stays_until_the_next_one_is_agreed():
+    job = failed_load()
+    seen = messages_of(job)
+    assert {answer.save for answer in job.load()} == {ONE}
+    assert not [message for _, message in seen if isinstance(message, ev.SealAsked)], "it was there already"
     assert held(job) == [1, 1, 1]
+
+
+def test_what_was_copied_for_a_load_that_failed_goes_when_something_newer_is_staged():
+    job = failed_load()
+    job.stage(SaveId(job.nodes["a"].job.node.incarnation, 1, 20, RUN))
+    assert held(job) == [0, 0, 0]
+
+
+def test_what_was_copied_for_a_load_that_failed_goes_where_memory_is_short():
+    job = failed_load()
+    failed = ev.SlotsFailed(job=KEY, rank=0, count=1, code="budget", message="full", hint="")
+    job.say(job.nodes["a"], failed)
+    job.settle()
+    assert held(job) == [1, 3, 3]
 
 
 @pytest.mark.parametrize("sets", [1, 3])
