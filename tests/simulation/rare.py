@@ -97,7 +97,8 @@ class Rare:
         store = self._random.choice(list(self._world.stores.values()))
         if old := sorted(store.committed)[:-1]:
             self._world.chaos.note("checkpoint removed by hand")
-            del store.committed[self._random.choice(old)]
+            store.taken.add(save := self._random.choice(old))
+            del store.committed[save]
 
     def _pin(self) -> None:
         store = self._random.choice(list(self._world.stores.values()))

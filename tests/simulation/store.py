@@ -49,6 +49,7 @@ class Store:
         self.partials: dict[SaveId, Directory] = {}
         self.committed: dict[SaveId, Directory] = {}
         self.ever: set[SaveId] = set()
+        self.taken: set[SaveId] = set()  # by hand: a daemon that has not looked since counts them
         self._keep_last, self._keep_every = keep_last, keep_every
         self._free_at = 0.0
 
@@ -137,7 +138,7 @@ class Store:
             return False
         if save == max(self.committed):
             raise StoreError("it is the newest")
-        newer = sum(other > save for other in self.committed)
+        newer = sum(other > save for other in (*self.committed, *self.taken))
         assert newer >= self._keep_last, f"retention removes {save} with {newer} newer ones"
         kept = self._keep_every and save.step % self._keep_every == 0
         assert not kept, f"retention removes {save}, of which the step is a multiple of {self._keep_every}"
