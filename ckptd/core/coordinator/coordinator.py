@@ -258,7 +258,7 @@ class Coordinator:
     def _node_has(self, node: str, event: ev.NodeHas, now: float) -> list[Action]:
         """All that a node has. Once all have said it, what cannot become whole any more is over."""
         if (ended := self._missed.ended_before(event)) is not None:
-            self.restores.resumed(ended, asked_here=self._missed.asked_here)
+            self.restores.resumed(ended, self._missed.later(ended), asked_here=self._missed.asked_here)
             self._began = ended
         actions = self._missed.catch_up(node, event)
         self.sessions.heard_number(event.incarnation, event.run, event.session)

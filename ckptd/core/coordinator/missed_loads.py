@@ -54,6 +54,12 @@ class MissedLoads:
             agreed=True,
         )
 
+    def later(self, ended: ev.LoadOrdered) -> set[int]:
+        """Ranks of nodes that know the incarnation it began: what they ask for is another one."""
+        session = self._facts.session
+        nodes = [node for node, number in self._incarnations.items() if number >= ended.incarnation]
+        return {rank for node in nodes for rank in session.members.at(node)}
+
     @property
     def asked_here(self) -> bool:
         """Whether a rank has asked for a load since this daemon started."""

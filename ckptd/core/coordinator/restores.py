@@ -84,11 +84,9 @@ class Restores:
         if (event.step, event.run) != (self._round.step, self._round.run):
             text = f"ranks ask for different steps: {self._round.step} and {event.step}"
             return self._refuse("usage", text, "call load with the same step and run on all ranks")
-        if (
-            self._round.order is not None and self._round.state is Loading.READING
-        ):  # the answer, or its daemon, was lost
-            self._round.reported.difference_update(event.ranks)
-            return [ToNode(job=self._job, node=node, message=self._round.order)]
+        if (r := self._round).order is not None and r.state is Loading.READING:  # the answer, or its daemon, was lost
+            r.reported.difference_update(event.ranks)
+            return [ToNode(job=self._job, node=node, message=r.order)]
         self._round.asked.update(event.ranks)
         return actions
 
@@ -142,11 +140,13 @@ class Restores:
             self.agreed = None
         return self._refuse("stale", "another session took the job over", "")
 
-    def resumed(self, order: ev.LoadOrdered, *, asked_here: bool) -> None:
-        """A load had ended before this daemon started. asked_here: a rank has asked for one since."""
+    def resumed(self, order: ev.LoadOrdered, later: set[int], *, asked_here: bool) -> None:
+        """A load had ended before this daemon started. later: who asks for another. asked_here: a rank has since."""
         self.agreed = order
-        if self._round is not None and not asked_here:
-            self._move(self._round, LoadOn.ENDED_BEFORE)
+        if (r := self._round) is not None and not asked_here:
+            r.asked &= later
+            if not r.asked:
+                self._move(r, LoadOn.ENDED_BEFORE)
 
     @property
     def awaited(self) -> SaveId | None:

@@ -113,6 +113,29 @@ def test_a_rank_that_ends_while_segments_are_on_their_way_ends_the_load():
     assert {cluster.answer(rank, seqs[rank]).code for rank in (0, 1)} == {"restore"}
 
 
+def test_a_rank_that_asks_for_a_second_load_is_not_forgotten_when_the_first_is_reported():
+    """Node b has restarted since the first, and does not know of it; the coordinator restarts in the second."""
+    cluster = ACluster("abc")
+    cluster.connect("abc")
+    cluster.stage(ONE)
+    cluster.end_ranks()
+    cluster.connect("abc")
+    cluster.load()
+    number = cluster.nodes["a"].job.node.incarnation
+    cluster.nodes["b"].restart()
+    cluster.return_ranks("b", number)
+    cluster.held = {act.TakeIncarnation}
+    seqs = cluster.ask()
+    cluster.held, cluster.waiting, cluster.cut = set(), [], {frozenset("ac")}
+    cluster.nodes["a"].restart()
+    cluster.cut = set()
+    cluster.settle()
+    cluster.return_ranks("a", number)
+    cluster.say(cluster.node(0), ev.LoadAsked(job=KEY, rank=0, session=cluster.sid, request=cluster.seq()))
+    cluster.settle()
+    assert {cluster.answer(rank, seqs[rank]).save for rank in (1, 2)} == {ONE}
+
+
 def test_a_rank_that_ends_while_the_load_waits_for_the_store_ends_it():
     job = AJob(world=2, whole_nodes=0).start()
     job.stage_all(ONE)
