@@ -253,7 +253,7 @@ _TWO_LOST = (
     ),
     _row(
         "others-finish-a-commit", "ckptd/core/node/succession.py",
-        "return self._drain.finish(incarnation, member.session)", "return []",
+        "actions += self._drain.finish(self._standing.incarnation, vacancy.session)", "pass",
         "two_lost.py::test_others_finish_the_commit_of_a_coordinator_that_is_lost[commit.before-rename]",
         "files.py::test_another_node_finishes_what_the_one_that_committed_did_not_live_to_do",
     ),

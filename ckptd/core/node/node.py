@@ -57,7 +57,8 @@ class JobNode:
         self.gathering = Gathering(job, node, policy, links, self.membership, self.ranks, self.slots)
         parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
         self.drain = DrainShare(job, self.slots, self.membership, parity)
-        self.succession = Succession(node, self.membership, self.drain, self.ranks, self.protection)
+        parts = (self.standing, self.membership, self.drain, self.ranks, self.slot_retention, self.protection)
+        self.succession = Succession(node, policy, *parts)
         fetching = (self.fetching, self.gathering)
         self._kept_links = KeptLinks(job, node, policy, self.membership, self.protection, *fetching)
         self.answers = PeerAnswers(job, node, self.slots, self.protection)
@@ -88,6 +89,7 @@ class JobNode:
             actions = [self.ranks.stranger(event)]
         else:
             actions = [action for part in self._parts(event) for action in part(event)]
+        self.succession.follow()
         return [*self.delivery.before(actions), *self._kept_links.changed()]
 
     def _parts(self, event: Any) -> Parts:
@@ -119,8 +121,8 @@ class JobNode:
             ev.DigestsSealed: (self._digested,),
             ev.DigestsFailed: (self._unreadable,),
             ev.DrainMoved: (drain.moved,),
-            ev.Drained: (drain.drained, self.collect),
-            ev.VoteWritten: (drain.wrote_vote, self.collect),
+            ev.Drained: (drain.drained, self.succession.written, self.collect),
+            ev.VoteWritten: (drain.wrote_vote, self.succession.written, self.collect),
             ev.ParityDrained: (drain.copied, self.collect),
             ev.CommitEnded: (self.succession.finished,),
             ev.StoreRemembered: (self.standing.remembered,),
@@ -146,7 +148,7 @@ class JobNode:
         linked = (self.membership, self.fetching, self.gathering, protection, self.readers)
         return {
             ev.PeerUp: (self._peer_up, *(part.peer_up for part in linked)),
-            ev.PeerDown: (*(part.peer_down for part in linked), self._peer_down),
+            ev.PeerDown: (*(part.peer_down for part in (*linked, self.succession)), self._peer_down),
             ev.ColumnOffered: (protection.offered,),
             ev.SealAsked: (self.answers.seal_asked,),
             ev.ChunkRequested: (self.answers.chunk_requested,),
@@ -254,13 +256,8 @@ class JobNode:
         return self._resync() if event.node == self.coordinator else []
 
     def _peer_down(self, event: ev.PeerDown) -> list[Action]:
-        """What was asked of it is not answered."""
-        node = event.node
-        alone = self.drain.parity_failed() if node in self.protection.members else []
-        finish = self.succession.lost(self.incarnation)
-        if node == self.coordinator:
-            finish += self.ranks.coordinator_lost(node, self.slot_retention, self.drain.voted)
-        return [*alone, *finish]
+        """Parity of its set does not come."""
+        return self.drain.parity_failed() if event.node in self.protection.members else []
 
     def _left(self, event: ev.RankGone | ev.RankDetached) -> list[Action]:
         self.ranks.live.pop((event.rank, event.session), None)

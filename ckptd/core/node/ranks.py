@@ -234,24 +234,31 @@ class LocalRanks:
                 actions += self.tell(rank, Progress(save=save, end=End.ABANDONED, reason=reason))
         return actions
 
-    def coordinator_lost(self, node: str, slot_retention: SlotRetention, voted: SaveId | None) -> list[Action]:
+    def coordinator_lost(
+        self, node: str, slot_retention: SlotRetention, written: SaveId | None, voted: SaveId | None
+    ) -> list[Action]:
         """Before the node answers, these saves stay undecided: ranks that have delivered one receive that.
 
-        Of what is staged already one rank receives it, for all. voted: what this node has written its part
-        of, which another node commits as soon as all have.
+        Of what is staged already one rank receives it, for all. written, voted: what this node writes its part of, or
+        has voted for, and another node may commit.
         """
-        whose = f"node {node}, whose daemon coordinates the job"
         actions: list[Action] = []
         for save in sorted(slot_retention.pending):
-            reason = f"waits for {whose} and does not answer: ckptd status there"
+            reason = f"waits for {_coordinator(node)} and does not answer: ckptd status there"
             actions += self.save_waits(ev.SaveWaits(job=self._job, node=node, save=save, reason=reason))
-        unended = slot_retention.unended - {voted}
-        if unended and self.admitted:
-            save = max(unended)
-            notice = f"{whose}, does not answer: step {save.step} is not durable before it does; ckptd status there"
-            news = Progress(save=save, notice=notice, stuck=f"{whose}, does not answer")
-            actions += self.tell(min(self.admitted), news)
+        if unended := slot_retention.unended - {voted}:
+            why = "the commit is made once all nodes have voted" if max(unended) == written else ""
+            actions += self.not_durable(node, max(unended), why)
         return actions
+
+    def not_durable(self, node: str, save: SaveId, why: str = "") -> list[Action]:
+        """The save is not durable while its coordinator, of this node, does not answer: for one rank, for all."""
+        if not self.admitted:
+            return []
+        text = f"{_coordinator(node)}, does not answer"
+        verdict = f"is not durable yet ({why})" if why else "is not durable before it does"
+        notice = f"{text}: step {save.step} {verdict}; ckptd status there"
+        return self.tell(min(self.admitted), Progress(save=save, notice=notice, stuck=text))
 
     def done(self, rank: int, request: int) -> list[Action]:
         """Its request is taken over."""
@@ -264,3 +271,7 @@ class LocalRanks:
     def refuse(self, rank: int, request: int, code: str, message: str, hint: str = "") -> list[Action]:
         """Its request is not."""
         return self.tell(rank, Refused(reply_to=request, code=code, message=message, hint=hint))
+
+
+def _coordinator(node: str) -> str:
+    return f"node {node}, whose daemon coordinates the job"

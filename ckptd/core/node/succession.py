@@ -1,9 +1,11 @@
 """The commit of a coordinator that does not answer, made by the first node that does: one node's part in it. Pure.
 
 Nodes know which ones answer in their own set. So the first of the coordinator's set makes the commit, and the first of
-each other set makes it later: it then finds it made, and its set learns that without a link to the others.
+each other set makes it later: it then finds it made, and its set learns that without a link to the others. A commit
+that fails, since the vote of another node is missing or the store is ill, is made again after a pause.
 """
 
+import math
 from dataclasses import dataclass
 
 from ckptd.core import events as ev
@@ -12,78 +14,142 @@ from ckptd.core.node.drain import DrainShare
 from ckptd.core.node.membership import Membership
 from ckptd.core.node.parity import Protection
 from ckptd.core.node.ranks import LocalRanks
+from ckptd.core.node.slot_retention import SlotRetention
+from ckptd.core.node.standing import Standing
+from ckptd.core.policy import Policy
+from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol.messages import End, Milestone, Progress
 
 _OTHERS_S = 2.0  # so much later, nodes that are in no set with the coordinator look whether the commit was made
 _SET_S = 0.05  # and each set so much later than the one before
+_DOUBT_S = 10.0  # after which ranks learn that the commit was not made
 
 
 @dataclass(slots=True)
-class _Turn:
-    """Of this node's set, to commit for a coordinator that was lost."""
+class _Vacancy:
+    """The coordinator does not answer, and this node has voted for a save of which it knows no commit."""
 
     coordinator: str
     session: str
-    incarnation: int
-    due: float | None = None  # None: not known before the next tick
+    save: SaveId
+    wait_s: float  # before the next commit here
+    due: float = -math.inf  # that commit; in the past while the clock was not read, inf while one is under way
+    doubted: float = -math.inf  # when ranks learn of it; inf: they have
+    failures: int = 0
+
+    @property
+    def of(self) -> tuple[str, str, SaveId]:
+        """What it is the same for."""
+        return self.coordinator, self.session, self.save
 
 
 class Succession:
     """One node's part in it; see the module."""
 
-    def __init__(
-        self, node: str, membership: Membership, drain: DrainShare, ranks: LocalRanks, protection: Protection
+    def __init__(  # noqa: PLR0913, PLR0917 - the node's parts that it asks
+        self,
+        node: str,
+        policy: Policy,
+        standing: Standing,
+        membership: Membership,
+        drain: DrainShare,
+        ranks: LocalRanks,
+        slot_retention: SlotRetention,
+        protection: Protection,
     ) -> None:
         self._job = drain.job
         self._node = node
+        self._policy = policy
+        self._standing = standing
         self._membership = membership
         self._drain = drain
         self._ranks = ranks
+        self._slot_retention = slot_retention
         self._protection = protection
-        self._last: _Turn | None = None
+        self._vacancy: _Vacancy | None = None
 
     @property
-    def _turn(self) -> _Turn | None:
-        """None when the coordinator answers again, or has a successor: that one makes its commits itself."""
-        turn, member = self._last, self._membership
-        if turn is None or (turn.coordinator, turn.session) != (member.coordinator, member.session):
-            return None
-        return turn if turn.coordinator in member.down else None
+    def _is_lost(self) -> bool:
+        """Whether the coordinator is: one that answers again, or its successor, makes its commits itself."""
+        return self._membership.coordinator in self._membership.down
 
-    def lost(self, incarnation: int) -> list[Action]:
-        """A node does not answer. incarnation: the job's present one, in whose name the commit is made."""
-        member, members = self._membership, self._protection.members
-        if member.coordinator not in member.down or not member.is_first(members):
+    def follow(self) -> None:
+        """Something has happened: a link, the session or this node's vote may be others than before."""
+        voted = self._drain.voted if self._is_lost else None
+        if voted is None:
+            self._vacancy = None
+            return
+        coordinator = self._membership.coordinator
+        found = _Vacancy(coordinator, self._membership.session, voted, self._patience_s(coordinator))
+        if self._vacancy is None or self._vacancy.of != found.of:
+            self._vacancy = found
+
+    def peer_down(self, event: ev.PeerDown) -> list[Action]:
+        """A node does not answer. Where it is the coordinator, ranks learn what it leaves undecided."""
+        if event.node != self._membership.coordinator:
             return []
-        if member.coordinator in members:
-            return self._drain.finish(incarnation, member.session)
-        self._last = _Turn(member.coordinator, member.session, incarnation) if self._drain.voted is not None else None
-        return []
+        return self._ranks.coordinator_lost(event.node, self._slot_retention, self._drain.save, self._drain.voted)
+
+    def written(self, event: ev.Drained | ev.VoteWritten) -> list[Action]:
+        """This node's part of a drain lies on the store, or why not: then no node can commit it."""
+        if not event.problem or not self._is_lost or event.save not in self._slot_retention.unended:
+            return []
+        return self._ranks.not_durable(self._membership.coordinator, event.save, event.problem)
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether the commit is up to this node."""
+        return self._membership.is_first(self._protection.members)
 
     def next_deadline(self) -> float | None:
         """When to call tick; in the past: at once."""
-        if (turn := self._turn) is None:
+        if (vacancy := self._vacancy) is None:
             return None
-        return float("-inf") if turn.due is None else turn.due
+        times = (vacancy.doubted, vacancy.due if self._is_first else math.inf)
+        return min((time for time in times if time < math.inf), default=None)
 
     def tick(self, now: float) -> list[Action]:
-        """The turn of this set has come."""
-        if (turn := self._turn) is None:
+        """The turn of this set may have come."""
+        if (vacancy := self._vacancy) is None:
             return []
-        if turn.due is None:
-            nodes, first = self._membership.nodes, self._protection.members[0]
-            place = nodes.index(first) if first in nodes else len(nodes)
-            turn.due = now + _OTHERS_S + _SET_S * place
-        if now < turn.due:
+        if vacancy.due == -math.inf:
+            vacancy.due = now + vacancy.wait_s
+        if vacancy.doubted == -math.inf:
+            vacancy.doubted = now + _DOUBT_S
+        actions: list[Action] = []
+        if now >= vacancy.doubted:
+            actions += self._doubt(vacancy, "the commit is made once all nodes have voted")
+        if now >= vacancy.due and self._is_first:
+            vacancy.due = math.inf
+            actions += self._drain.finish(self._standing.incarnation, vacancy.session)
+        return actions
+
+    def _patience_s(self, coordinator: str) -> float:
+        nodes, members = self._membership.nodes, self._protection.members
+        if coordinator in members:
+            return 0.0
+        return _OTHERS_S + _SET_S * (nodes.index(members[0]) if members and members[0] in nodes else len(nodes))
+
+    def _doubt(self, vacancy: _Vacancy, why: str) -> list[Action]:
+        vacancy.doubted = math.inf
+        return self._ranks.not_durable(vacancy.coordinator, vacancy.save, why)
+
+    def _failed(self, vacancy: _Vacancy, problem: str) -> list[Action]:
+        """Each pause is twice the one before. Ranks learn of the first failure."""
+        pause_s = min(self._policy.drain_retry_s * 2**vacancy.failures, self._policy.drain_retry_max_s)
+        vacancy.failures += 1
+        vacancy.wait_s, vacancy.due = pause_s, -math.inf
+        if vacancy.doubted == math.inf:
             return []
-        self._last = None
-        return self._drain.finish(turn.incarnation, turn.session)
+        return self._doubt(vacancy, f"the commit in its place failed, and is made again: {problem}")
 
     def finished(self, event: ev.CommitEnded) -> list[Action]:
         """This node has tried to finish the commit of a coordinator that it lost."""
-        member = self._membership
-        if event.problem or event.taken_over or event.save != self._drain.voted or member.coordinator == self._node:
+        member, vacancy = self._membership, self._vacancy
+        if event.taken_over or event.save != self._drain.voted or member.coordinator == self._node:
             return []
+        if event.problem:
+            return self._failed(vacancy, event.problem) if vacancy is not None and vacancy.save == event.save else []
         finished = ev.CommitFinished(job=self._job, node=self._node, save=event.save)
         others = [node for node in self._protection.members if node not in (self._node, member.coordinator)]
         told = [ToNode(job=self._job, node=node, message=finished) for node in others]

@@ -44,6 +44,7 @@ def orphans():
 def test_the_set_of_a_lost_coordinator_makes_its_commit_and_the_others_find_it_made(orphans):
     (own,) = [members for members in sets_of(orphans) if "a" in members]
     orphans.lose("a")
+    orphans.tick(0.1)
     ((node, commit),) = orphans.waiting
     assert node.name == min(own - {"a"})
     assert commit.save == ONE

@@ -25,9 +25,10 @@ def test_one_rank_of_the_node_learns_what_is_not_durable_before_it_answers():
     cluster.connect("abb")
     cluster.held = {act.Drain}
     cluster.stage(ONE)
+    cluster.stage(TWO)  # its drain was not ordered yet
     cluster.cut_off("a")
     notices = [[news.notice for news in told(cluster, rank) if news.notice] for rank in (1, 2)]
-    text = f"{WHO}, does not answer: step 10 is not durable before it does; ckptd status there"
+    text = f"{WHO}, does not answer: step 20 is not durable before it does; ckptd status there"
     assert notices == [[text], []]
 
 

@@ -287,6 +287,7 @@ def test_a_commit_is_finished_by_a_node_that_lost_its_coordinator():
     assert [n.name for n, _ in cluster.waiting] == ["a"]
     cluster.waiting, cluster.held = [], set()
     cluster.lose("a")
+    cluster.tick(0.1)
     assert cluster.store.committed == {ONE: 4}
     assert all("durable" in cluster.milestones(rank, ONE) for rank in (1, 2, 3))
 
@@ -303,6 +304,7 @@ def test_a_commit_by_another_node_knows_the_sessions_that_take_nothing_over():
     assert [commit.void for commit in ordered] == [("s1",)]
     cluster.waiting = []
     cluster.lose("a")
+    cluster.tick(0.1)
     assert {commit.void for _, commit in cluster.waiting} == {("s1",)}
 
 
