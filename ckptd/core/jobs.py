@@ -57,7 +57,7 @@ class Catalogue:
 
     def _tick(self, job: Job, out: list[Action], now: float) -> None:
         inbox: deque[ev.Event] = deque()
-        actions = [*job.coordinator.tick(now), *job.node.tick(now), *job.node.drain.tick(now)]
+        actions = [*job.coordinator.tick(now), *job.node.tick(now)]
         self._route(job.node.job, actions, inbox, out)
         self._deliver(inbox, out, now)
 
@@ -126,7 +126,7 @@ class Catalogue:
         """When tick must be called at the latest."""
         due: float | None = None
         for job in self.jobs.values():
-            for machine in (job.coordinator, job.node, job.node.drain.parity):
+            for machine in (job.coordinator, job.node):
                 at = machine.next_deadline()
                 due = at if due is None or (at is not None and at < due) else due
         return due

@@ -229,9 +229,9 @@ class Coordinator:
         actions = self.saves.released(node, event)
         return [*actions, *self._sort_runs()] if self.runs.released(node, event) else actions
 
-    def _skipped(self, _node: str, event: ev.SaveSkipped, now: float) -> list[Action]:
+    def _skipped(self, node: str, event: ev.SaveSkipped, now: float) -> list[Action]:
         self._needs_room = True
-        return self.saves.skipped(event, self.sessions.world_size, now)
+        return self.saves.skipped(node, event, self.sessions.world_size, now)
 
     def _voted(self, node: str, event: ev.Drained | ev.VoteWritten, now: float) -> list[Action]:
         if isinstance(event, ev.Drained) and event.committed:
@@ -269,6 +269,7 @@ class Coordinator:
         self.facts.chunks.found(node, chunks, event.since)
         actions += self.parity.found(node)
         actions += self.saves.found(node, segments, now)
+        actions += self.saves.wanted(event.wanted, now) if event.wanted is not None else []
         for rank in self.sessions.lives(node, event.living):  # what they delivered before they ended counts
             gone = ev.RankGone(job=self.job, rank=rank, session=self.sessions.session)
             actions += self._left(gone, now)

@@ -70,6 +70,12 @@ class Drains:
             self._facts.retry_at = None
         return self.start_drain(now)
 
+    def wanted(self, save: SaveId, now: float) -> list[Action]:
+        """A node wants the save durable, or a newer one. It may have said so before, here or to another coordinator."""
+        on_their_way = self._facts.of(State.QUEUED, State.DRAINING, State.COMMITTING, State.DURABLE)
+        met = any(save <= other for other in (*self._facts.on_store, *(r.save for r in on_their_way)))
+        return [] if met else self.drain_newest(now)
+
     def _lacks_a_node(self) -> bool:
         """Whether a drain of the newest would fail again at once: what comes meanwhile is no reason to try it."""
         newest = self._facts.newest_staged

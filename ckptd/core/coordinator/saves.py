@@ -31,12 +31,18 @@ class Saves(Drains):
 
     # --- staging
 
+    def _force(self, record: Record) -> None:
+        """A rank wants it durable for sure, whatever was decided before that was known."""
+        record.due = record.forced = True
+        if record.state is State.KEPT:
+            self._queue(record, On.ASKED)
+
     def staged(self, node: str, event: ev.SegmentsStaged, now: float) -> list[Action]:
         """Ranks delivered their segments."""
         record = self._facts.record_of(event.save, event.world_size, now)
         record.adopted |= not event.session
-        record.due |= event.drain
-        record.forced |= event.drain
+        if event.drain:
+            self._force(record)
         for segment in event.segments:
             record.attestations[segment.rank] = segment.attestations
         return self._delivered(node, record, {segment.rank: segment.nbytes for segment in event.segments}, now)
@@ -48,6 +54,8 @@ class Saves(Drains):
         for segment in sorted(segments, key=lambda s: (s.save, s.rank)):
             record = self._facts.record_of(segment.save, segment.world_size, now)
             record.adopted |= not record.delivered
+            if segment.forced:
+                self._force(record)
             if record.staged:
                 staged.setdefault(record.save)
             record.attestations[segment.rank] = segment.attestations
@@ -123,11 +131,12 @@ class Saves(Drains):
                 actions += self._end(older, On.INCOMPLETE, reason)
         return actions
 
-    def skipped(self, event: ev.SaveSkipped, world_size: int, now: float) -> list[Action]:
-        """A rank found no slot: the save is over on all nodes."""
+    def skipped(self, node: str, event: ev.SaveSkipped, world_size: int, now: float) -> list[Action]:
+        """A rank of the node found no slot: the save is over on all nodes. The node may say so again."""
         record = self._facts.record_of(event.save, world_size, now)
-        reason = f"rank {event.rank}: {event.reason}"
-        return self._end(record, On.SKIPPED, reason) if record.state is State.STAGING else []
+        if record.state is not State.STAGING:
+            return self._tell_end(record, node)
+        return self._end(record, On.SKIPPED, f"rank {event.rank}: {event.reason}")
 
     @property
     def went_on(self) -> bool:

@@ -45,7 +45,7 @@ class Delivery:
         """A slot no longer holds the segment."""
         self._released.setdefault(save, []).append(rank)
 
-    def before(self, actions: list[Action], now: float | None = None) -> list[Action]:
+    def reported_with(self, actions: list[Action], now: float | None = None) -> list[Action]:
         """These actions, between the reports that must come first and others that are due. now: None, no clock."""
         here = self._membership.coordinator == self._node
         first = self._segments(at_once=here or any(map(_is_report, actions)), now=now)

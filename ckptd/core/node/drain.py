@@ -173,6 +173,14 @@ class DrainShare:
         """No parity will come of the save (none: of whatever is drained) as things stand."""
         return self.vote() if self.parity.failed(save) else []
 
+    def peer_down(self, event: ev.PeerDown) -> list[Action]:
+        """A node does not answer. Of its set no parity comes."""
+        return self.parity_failed() if self.parity.is_of_set(event.node) else []
+
+    def next_deadline(self) -> float | None:
+        """When tick has something to do; in the past: at once."""
+        return self.parity.next_deadline()
+
     def tick(self, now: float) -> list[Action]:
         """A vote that has waited long enough."""
         return self.vote() if self.parity.late(now) else []

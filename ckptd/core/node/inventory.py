@@ -1,18 +1,23 @@
 """What lies on a node, as it reports it to the coordinator and to its peers. Pure."""
 
+from collections.abc import Container
+
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToNode
 from ckptd.core.node.parity import Protection
 from ckptd.core.node.slots import SlotTable
-from ckptd.shared.base.ids import JobKey
+from ckptd.shared.base.ids import JobKey, SaveId
 
 
-def segments_of(slots: SlotTable) -> tuple[ev.HeldSegment, ...]:
-    """Every segment in a slot of the node. What was copied for a load is reported with the others from here on."""
+def segments_of(slots: SlotTable, forced: Container[SaveId]) -> tuple[ev.HeldSegment, ...]:
+    """Every segment in a slot of the node. What was copied for a load is reported with the others from here on.
+
+    forced: saves that a rank wants durable for sure.
+    """
     for slot in slots:
         slot.reported = slot.copied
     return tuple(
-        ev.HeldSegment(slot.save, slot.rank, slot.world_size, slot.nbytes, slot.attestations)
+        ev.HeldSegment(slot.save, slot.rank, slot.world_size, slot.nbytes, slot.attestations, slot.save in forced)
         for slot in slots
         if slot.save
     )

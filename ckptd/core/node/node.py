@@ -12,6 +12,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, ForgetJob, Note, TakeDigests, ToRank
 from ckptd.core.links import Links
 from ckptd.core.node.delivery import Delivery
+from ckptd.core.node.demands import Demands
 from ckptd.core.node.drain import DrainShare
 from ckptd.core.node.fetch import Fetching
 from ckptd.core.node.foreign_memory import ForeignMemory
@@ -52,6 +53,7 @@ class JobNode:
         self.delivery = Delivery(job, node, self.ranks, self.slots, self.membership)
         self.protection = Protection(job, node, links)
         self.slot_retention = SlotRetention(self.standing)
+        self.demands = Demands(self.membership, self.slot_retention)
         self.own_column = OwnDataColumn(job, node, self.slots, self.membership, self.protection)
         self.fetching = Fetching(job, node, policy, links)
         self.gathering = Gathering(job, node, policy, links, self.membership, self.ranks, self.slots)
@@ -68,7 +70,8 @@ class JobNode:
         self._alone, self.notice = LeftAlone(policy), Notice(job)
         self._world_size = 0  # of the session that is in
         self.foreign = ForeignMemory(job, policy, self.slots, self.slot_retention, self.protection)
-        self._waiting = (self.membership, *fetching, self.readers, self.loads.reports, self.succession)
+        parts = (self.membership, *fetching, self.readers, self.loads.reports, self.succession, self.drain)
+        self._waiting = parts
         self.events, self.orders = self._events(), self._orders()
 
     @property
@@ -90,7 +93,7 @@ class JobNode:
         else:
             actions = [action for part in self._parts(event) for action in part(event)]
         self.succession.follow()
-        return [*self.delivery.before(actions), *self._kept_links.changed()]
+        return [*self.delivery.reported_with(actions), *self._kept_links.changed()]
 
     def _parts(self, event: Any) -> Parts:
         if (parts := self.events.get(type(event))) is not None:
@@ -115,7 +118,9 @@ class JobNode:
             ev.SlotsFailed: (self._short_of_slots, self.collect),
             ev.SegmentStaged: (self._staged,),
             ev.SlotAdopted: (self._adopted,),
-            **dict.fromkeys((ev.SaveSkipped, ev.DrainAsked, ev.PreemptAsked), (ranks.taken_over, self._reported)),
+            ev.SaveSkipped: (ranks.taken_over, self.demands.skipped),
+            ev.DrainAsked: (ranks.taken_over, self.demands.drain_asked),
+            ev.PreemptAsked: (ranks.taken_over, self.demands.preempt_asked),
             **dict.fromkeys((ev.LoadAsked, ev.LoadReported), (self.loads.word,)),
             ev.PlaceAsked: (self.readers.asked,),
             ev.DigestsSealed: (self._digested,),
@@ -148,7 +153,7 @@ class JobNode:
         linked = (self.membership, self.fetching, self.gathering, protection, self.readers)
         return {
             ev.PeerUp: (self._peer_up, *(part.peer_up for part in linked)),
-            ev.PeerDown: (*(part.peer_down for part in (*linked, self.succession)), self._peer_down),
+            ev.PeerDown: tuple(part.peer_down for part in (*linked, self.drain, self.succession)),
             ev.ColumnOffered: (protection.offered,),
             ev.SealAsked: (self.answers.seal_asked,),
             ev.ChunkRequested: (self.answers.chunk_requested,),
@@ -166,10 +171,13 @@ class JobNode:
             ev.SaveWaits: (ranks.save_waits,),
             ev.EncodeOrdered: (protection.order, self.own_column.offer, self.collect),
             ev.SaveProtected: (ranks.save_reached(Milestone.PROTECTED), protection.protected, self.collect),
-            ev.SaveEnded: (slot_retention.ended, self.drain.ended, protection.ended, ranks.save_ended, self.collect),
-            ev.SavesObsolete: (slot_retention.obsolete, protection.obsolete, self.collect),
+            ev.SaveEnded: (
+                *(part.ended for part in (slot_retention, self.demands, self.drain, protection)),
+                *(ranks.save_ended, self.collect),
+            ),
+            ev.SavesObsolete: (slot_retention.obsolete, self.demands.obsolete, protection.obsolete, self.collect),
             ev.DrainOrdered: (self.standing.saved_to, self.drain.order),
-            ev.PreemptOrdered: (lambda order: self.notice.ordered(order, self.ranks.of(order.session)),),
+            ev.PreemptOrdered: (lambda o: self.notice.ordered(o, ranks.of(o.session)), self.demands.preempt_ordered),
             ev.ForeignRuns: (self._isolate,),
             ev.FetchOrdered: (self.loads.protects, lambda o: self.fetching.order(o, protection.chunk_for(o))),
             ev.GatherOrdered: (self.loads.protects, self.gathering.ordered, self.collect),
@@ -178,9 +186,6 @@ class JobNode:
             ev.LoadRefused: (self.loads.refused, self.collect),
             ev.JobReleased: (self._released,),
         }
-
-    def _reported(self, event: Any) -> list[Action]:
-        return [self.membership.report(event)]
 
     # --- ranks
 
@@ -243,21 +248,22 @@ class JobNode:
         has = replace(
             self.membership.has(),
             run=self.standing.run,
-            segments=segments_of(self.slots),
+            segments=segments_of(self.slots, self.slot_retention.forced),
+            wanted=self.demands.durable,
             chunks=chunks_of(self.protection),
             resumed=self.slot_retention.resumed_in(self.incarnation),
             awaited=self.ranks.slots_awaited().ranks,
         )
         report = self.membership.report
-        return [report(has), *self.membership.resync(), *(report(fact) for fact in self.loads.reports.repeat())]
+        return [
+            report(has),
+            *self.membership.resync(),
+            *map(report, (*self.demands.repeat(), *self.loads.reports.repeat())),
+        ]
 
     def _peer_up(self, event: ev.PeerUp) -> list[Action]:
         """Earlier messages to it may be lost."""
         return self._resync() if event.node == self.coordinator else []
-
-    def _peer_down(self, event: ev.PeerDown) -> list[Action]:
-        """Parity of its set does not come."""
-        return self.drain.parity_failed() if event.node in self.protection.members else []
 
     def _left(self, event: ev.RankGone | ev.RankDetached) -> list[Action]:
         self.ranks.live.pop((event.rank, event.session), None)
@@ -398,6 +404,7 @@ class JobNode:
     def _isolate(self, order: ev.ForeignRuns) -> list[Action]:
         """What these runs left is not the job's. The coordinator receives again what lies here."""
         self.foreign.isolate(frozenset(order.runs), frozenset(order.disputed))
+        self.demands.foreign(frozenset(order.runs))
         provided = [
             a for r, local in self.ranks.admitted.items() for a in (*self.slots.provision(r), *self._grant(local))
         ]
@@ -413,6 +420,7 @@ class JobNode:
     def _released(self, _: object = None) -> list[Action]:
         self.loads.forget()
         self.slot_retention.released()
+        self.demands.released()
         self.drain.forget()
         self.fetching.forget()
         self.gathering.forget()
@@ -440,7 +448,7 @@ class JobNode:
         elif self._alone.too_long(now, held=self._holds):
             self._alone.begin_anew(now)
             actions += self._released()
-        return self.delivery.before(actions, now)
+        return self.delivery.reported_with(actions, now)
 
     def check(self) -> None:
         """Asserts what must always hold; tests call it after every event."""

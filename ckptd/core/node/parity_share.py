@@ -63,6 +63,10 @@ class ParityShare:
             self._over = self._over or not self._protection.has(self._save)
         return self._waiting and self._over
 
+    def is_of_set(self, node: str) -> bool:
+        """Whether parity of this node is made with that one."""
+        return node in self._protection.members
+
     def settled(self) -> bool:
         """Whether the vote need not wait. To be asked when it is due otherwise."""
         self._waiting = not (self._over or self.record is not None or not self._may_come())

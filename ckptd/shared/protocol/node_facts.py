@@ -321,6 +321,7 @@ class HeldSegment(msgspec.Struct, frozen=True, array_like=True):
     world_size: WorldSize
     nbytes: Nbytes
     attestations: Attestations = ()
+    forced: bool = False  # a rank wants the save durable
 
 
 class HeldChunk(msgspec.Struct, frozen=True, array_like=True):
@@ -348,6 +349,7 @@ class NodeHas(Event, frozen=True, kw_only=True, tag="node-has"):
     session: AnySession = ""  # the one that was opened here last
     living: Annotated[tuple[Living, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
     awaited: Ranks = ()  # as in SlotsAwaited
+    wanted: SaveId | None = None  # a user or rank wants it durable, or a newer one
     resumed: SaveId | None = None  # what a load agreed on, in that incarnation
     epoch: Incarnation = 0
     since: Incarnation = 0  # the epoch in which the job first came to this arena: older parity was never here

@@ -258,8 +258,8 @@ class ACluster:
                 self.say(self.nodes[name], ev.RankGone(job=KEY, rank=rank, session=self.sid))
         self.settle()
 
-    def stage(self, save: SaveId, ranks: range | list[int] | None = None) -> None:
-        """The ranks hand their segments over."""
+    def stage(self, save: SaveId, ranks: range | list[int] | None = None, *, drain: bool = False) -> None:
+        """The ranks hand their segments over. drain: and want the save durable."""
         for rank in ranks if ranks is not None else range(len(self.homes)):
             node = self.node(rank)
             name = next(s.name for s in node.job.node.slots.of_rank(rank) if s.granted)
@@ -269,7 +269,7 @@ class ACluster:
                 node,
                 ev.SegmentStaged(
                     job=KEY, rank=rank, session=self.sid, request=self.seq(), world_size=len(self.homes), slot=name,
-                    save=save, nbytes=10, attestations=self.attestations(len(self.homes), rank),
+                    save=save, nbytes=10, attestations=self.attestations(len(self.homes), rank), drain=drain,
                 ),
             )  # fmt: skip
         self.settle()
