@@ -82,7 +82,11 @@ class Link:
         self._attempt = 1  # raised each time that it is lowered
         self._received = 0
         self._lost = 0  # the other side's attempt in which something after that was lost; 0: none
-        self._ack_due = False
+        self._ack_at: float | None = None  # when the other side is told both; None: it was
+        self._told = (
+            False,
+            0,
+        )  # in the last step: whether an acknowledgement was due, and what was lost
         self._heard_at = 0.0
         self._alive_at = 0.0  # when a packet is due, if there is nothing to send
         self._probe_at = 0.0
@@ -153,6 +157,8 @@ class Link:
         times = [self._heard_at + self.timeout_s, self._alive_at]
         if self._waits:
             times.append(self._probe_at)
+        if self._ack_at is not None:
+            times.append(self._ack_at)
         return min(times)
 
     @property
@@ -161,13 +167,14 @@ class Link:
         return bool(self._queue) and self._sent_seq >= self._queue[0][0]
 
     def dropped(self, now: float) -> None:
-        """ZeroMQ did not take a packet: there is no connection, or it is full. That costs the other side nothing."""
-        self._probe_at = min(self._probe_at, now + _RETRY_S)
+        """ZeroMQ did not take a packet of the last step: there is no connection, or it is full.
 
-    def restart(self, reason: str) -> None:
-        """Gives up the present connection, if there is one, and sends hello again."""
-        if self.up:
-            self._give_up(reason)
+        That costs the other side nothing. What the packet told it is told again.
+        """
+        self._probe_at = min(self._probe_at, now + _RETRY_S)
+        ack_due, lost = self._told
+        if ack_due:
+            self._ack_at, self._lost = now + _RETRY_S, max(self._lost, lost)
 
     def _give_up(self, reason: str) -> None:
         self._updates.append(Down(reason))
@@ -182,7 +189,7 @@ class Link:
         self.keepalive = self._packet()
         self._updates.append(Up(fresh=packet.instance != self._peer_instance))
         self._peer_instance = packet.instance
-        self._ack_due = True  # the other side may wait for it to be connected too
+        self._ack_at = now  # the other side may wait for it to be connected too
         self._take(packet, now)
 
     def _take(self, packet: Packet, now: float) -> None:
@@ -196,12 +203,12 @@ class Link:
             self._sent_seq = self._queue[0][0] - 1
             self._attempt += 1
         if packet.seq:
-            self._ack_due = True
+            self._ack_at = now
             if packet.seq == self._received + 1 and packet.body:
                 self._received += 1
                 self._updates.append(Got(packet.body))
             elif packet.seq > self._received:  # what is ahead of its turn comes again
-                self._lost = packet.attempt
+                self._lost = max(self._lost, packet.attempt)
         elif packet.body:
             self._updates.append(Got(packet.body))
 
@@ -222,12 +229,14 @@ class Link:
         probes = self._waits and (bool(out) or now >= min(self._probe_at, self._alive_at))
         if probes:
             self._probe_at = now + self._probe_s
-        if not out and (probes or self._ack_due or now >= self._alive_at):
+        ack_due = self._ack_at is not None and now >= self._ack_at
+        if not out and (probes or ack_due or now >= self._alive_at):
             out.append(self._packet(self._sent_seq if probes else 0))
         if out:
             latest = now + self.timeout_s / KEEPALIVES
             self._alive_at = latest - (latest - self._phase_s) % (self.timeout_s / KEEPALIVES / 2)
-            self._ack_due, self._lost = False, 0
+            self._told = self._ack_at is not None, self._lost
+            self._ack_at, self._lost = None, 0
         return out
 
     def _hellos(self, now: float) -> list[Packet]:

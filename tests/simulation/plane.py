@@ -17,6 +17,7 @@ from ckptd.peers.relayed_links import RelayedLinks
 from ckptd.peers.remote import Remote
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer
+from tests.links import give_up
 
 _LETTER_NBYTES = 50
 
@@ -161,7 +162,7 @@ class PlayedPlane(RelayedLinks):
         """The connection breaks."""
         for (name, _), remote in list(self._remotes.items()):
             if name == node:
-                remote.link.restart("reset")
+                give_up(remote.link)
                 self._flush(remote)
 
     def _say(self, remote: Remote, body: Body) -> bool:

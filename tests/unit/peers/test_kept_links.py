@@ -11,6 +11,7 @@ from ckptd.peers.address_book import AddressBook
 from ckptd.peers.plane import PeerPlane
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.topology import Peer, Topology
+from tests.links import give_up
 from tests.unit.peers.planes import JOB, OTHER, Kept, staged
 
 
@@ -143,7 +144,7 @@ def break_off(world, node, other):
     """The link goes down at this end, and the other end does not know."""
     plane = world.planes[node]
     remote = plane._remote_of(JOB, other)
-    remote.link.restart("told to")
+    give_up(remote.link)
     plane._flush(remote)
     return remote
 

@@ -6,9 +6,11 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ckptd.peers import link as link_module
 from ckptd.peers.link import Down, Got, Link, Up
+from tests.links import give_up
 
 TIMEOUT_S = 10.0
 
@@ -130,7 +132,7 @@ def disturb(world, what, n):
         case "restart":
             side.restart()
         case "give_up":
-            side.link.restart("told to")
+            give_up(side.link)
             side.hear()
         case "calm":
             world.calm(n / 10)
@@ -406,3 +408,34 @@ def test_what_the_connection_does_not_take_is_sent_soon_after_it_is_open():
     assert bodies(world) == []
     deliver(world)
     assert world.sides[1].got[-1][2] == words
+
+
+def test_what_was_lost_is_said_again_when_the_packet_that_says_it_is_not_taken():
+    world = up_world()
+    words = said(world, 2)
+    del world.air[0]  # the first body is lost, and the second shows it
+    b = world.sides[1].link
+    (_, packet), *rest = world.air
+    assert not rest
+    b.receive(packet, world.now)
+    for _ in range(3):
+        (answer,) = b.step(world.now)
+        assert answer.lost == packet.attempt
+        b.dropped(world.now)
+        assert b.next_deadline() == pytest.approx(world.now + 0.2)
+        assert b.step(world.now) == [], "not at once: there is no connection"
+        world.now = b.next_deadline()
+    world.air.clear()
+    world.step(1)
+    deliver(world)
+    assert world.sides[1].got[-1][2] == words
+
+
+def test_a_packet_that_is_late_does_not_hide_a_later_loss():
+    world = up_world()
+    said(world, 2)
+    _, packet = world.air[1]
+    link = world.sides[1].link
+    link.receive(replace(packet, attempt=3), world.now)
+    link.receive(packet, world.now)
+    assert [answer.lost for answer in link.step(world.now)] == [3]

@@ -23,6 +23,7 @@ from ckptd.shared.base.errors import ConfigError, ProtocolError
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.topology import Peer, Topology
+from tests.links import give_up
 from tests.runs import RUN
 from tests.unit.peers.planes import JOB, OTHER, TIMEOUT_S, Apart, World, a_plane, staged
 
@@ -516,7 +517,7 @@ def test_bulk_is_offered_under_a_secret_of_each_link(pair):
     assert (host, port) == ("127.0.0.1", 4321)
     assert b.bulk_guest(link_id) == ("a", secret, frozenset([JOB]))
     assert b.bulk_address(JOB, "a") is None
-    a._remote_of(JOB, "b").link.restart("test")
+    give_up(a._remote_of(JOB, "b").link)
     pair.until(lambda: len(pair.ups("a")) == 2 and len(pair.ups("b")) == 2)
     pair.until(lambda: a.bulk_address(JOB, "b"))
     assert b.bulk_guest(link_id) is None
