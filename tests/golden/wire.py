@@ -20,7 +20,7 @@ import msgspec
 from msgspec import inspect
 
 from ckptd.peers import packets
-from ckptd.shared.protocol import node_messages
+from ckptd.shared.protocol import node_facts, node_messages
 from ckptd.shared.protocol.rank_sets import RankRun
 from ckptd.shared.protocol.tier_runs import TierRun
 from ckptd.shared.protocol.topology import Rendezvous
@@ -37,6 +37,8 @@ VALUES: dict[type[Any], dict[str, Any]] = {  # where the type does not say all
     Rendezvous: {"ticket": bytes(range(32))},
     RankRun: {"first": 3, "count": 5, "step": 2},
     TierRun: {"first": 3, "count": 5},
+    node_facts.StagedSegment: {"rank": 3},  # of as many as the message says
+    node_facts.HeldSegment: {"rank": 3},
     packets.Envelope: {"version": packets.VERSION},
     messages.Hello: {"version": messages.VERSION},
 }

@@ -77,9 +77,9 @@ class Drains:
         return [] if met else self.drain_newest(now)
 
     def _lacks_a_node(self) -> bool:
-        """Whether a drain of the newest would fail again at once: what comes meanwhile is no reason to try it."""
-        newest = self._facts.newest_staged
-        return newest is not None and self._absent(newest) is not None
+        """Whether the next drain would fail again at once: what comes meanwhile is no reason to try it."""
+        chosen = self._next()
+        return chosen is not None and self._absent(chosen) is not None
 
     def _absent(self, record: Record) -> tuple[int, str] | None:
         """A rank whose segment lies at no node that answers, and a node that has it."""
@@ -92,11 +92,16 @@ class Drains:
         if SAVE.takes(record.state, on):
             self._facts.move(record, on)
 
-    def start_drain(self, now: float) -> list[Action]:
-        """Drains the newest staged save if any waits and the store is free; older ones that waited are superseded.
+    def _next(self) -> Record | None:
+        """The save that is drained next: the newest staged.
 
         A forced save comes before: it was asked for by name, and there is at most one that waits.
         """
+        forced = [r for r in self._facts.of(State.QUEUED) if r.forced and r.in_memory]
+        return max(forced, key=lambda r: r.save) if forced else self._facts.newest_staged
+
+    def start_drain(self, now: float) -> list[Action]:
+        """Drains the next save if any waits and the store is free; older ones that waited are superseded."""
         if (
             not self._facts.ready
             or self.fence.holds_drains
@@ -105,14 +110,12 @@ class Drains:
         ):
             return []
         waiting = [r for r in self._facts.of(State.QUEUED) if r.in_memory or not self._facts.inventory.doubts]
-        newest = self._facts.newest_staged
-        if newest is None:
+        newest, chosen = self._facts.newest_staged, self._next()
+        if newest is None or chosen is None:
             reason = "its memory was given up before it was drained"
             return [a for record in waiting for a in self._end(record, On.NO_CHANCE, reason)]
         if not waiting or newest.save.incarnation == self._facts.disputed:
             return []
-        forced = [r for r in waiting if r.forced and r.in_memory]
-        chosen = max(forced, key=lambda r: r.save) if forced else newest
         actions: list[Action] = []
         for record in waiting:
             if record.save < chosen.save or not record.in_memory:
@@ -134,7 +137,7 @@ class Drains:
         record.voters, record.commit_failures, record.drainers = set(), 0, {}
         if absent := self._absent(record):
             rank, node = absent
-            return self._drain_failed(record, f"node {node} does not answer: it has rank {rank}'s segment", now)
+            return self._lacks(record, f"node {node} does not answer: it has rank {rank}'s segment", now)
         for rank, nodes in sorted(record.held.items()):
             able = nodes & self._facts.links.up
             drainer = self._node if self._node in able else min(able)
@@ -156,8 +159,8 @@ class Drains:
         """A node that drains may not have received it, and the last one that drains failed for is back."""
         if record := self._waits_for(node):
             return [self._order_drain(record, node)]
-        failed = self._facts.active not in self._facts.records and self._facts.retry_at is not None
-        if failed and not self._lacks_a_node():
+        waits = self._facts.lacked_a_node and self._facts.active is None and self._facts.retry_at is not None
+        if waits and not self._lacks_a_node():
             self._facts.retry_at = now
         return []
 
@@ -185,7 +188,13 @@ class Drains:
     def peer_down(self, node: str, now: float) -> list[Action]:
         """A drain that needs the node is tried again later."""
         record = self._waits_for(node)
-        return self._drain_failed(record, f"node {node} does not answer", now) if record is not None else []
+        return self._lacks(record, f"node {node} does not answer", now) if record is not None else []
+
+    def _lacks(self, record: Record, problem: str, now: float) -> list[Action]:
+        """The drain failed for a node: it is tried again when that is back."""
+        actions = self._drain_failed(record, problem, now)
+        self._facts.lacked_a_node = bool(actions)
+        return actions
 
     def voted(self, node: str, save: SaveId, problem: str, now: float) -> list[Action]:
         """A node's files and vote are synced, or why not."""
@@ -233,18 +242,19 @@ class Drains:
         lost = self._facts.of(State.QUEUED, State.DRAINING, *([State.COMMITTING] if self._facts.active is None else []))
         actions: list[Action] = [Note(job=self._job, text=f"{reason}: what this run saves is not durable any more")]
         for record in lost:  # a commit that is under way has its own answer
-            actions += self._drop_drain(record) if record.save == self._facts.active else []
-            actions += self._end(record, On.TAKEN_OVER, reason)
+            if ended := self._end(record, On.TAKEN_OVER, reason):
+                actions += [*(self._drop_drain(record) if record.save == self._facts.active else ()), *ended]
         return actions
 
     def _made_durable(self, record: Record, nbytes: int) -> list[Action]:
         save = record.save
+        if not (ended := self._end(record, On.RENAMED, self.fence.hides(save))):
+            return []
         self._facts.on_store[save] = ev.OnStore(
             save, record.world_size, nbytes or record.nbytes, save.dirname, record.compared
         )
         record.error = ""
-        actions = self._end(record, On.RENAMED, self.fence.hides(save))
-        actions += self._drop_drain(record)
+        actions = [*ended, *self._drop_drain(record)]
         self._facts.partials.discard(save)  # it has its final name now
         for partial in sorted(p for p in self._facts.partials if p < save):
             self._facts.partials.discard(partial)
@@ -257,24 +267,26 @@ class Drains:
         return [self._order(ev.DrainDropped(job=self._job, node=self._node, save=record.save))]
 
     def _drain_failed(self, record: Record, problem: str, now: float) -> list[Action]:
-        record.error = problem
+        """It is tried again after a pause, or never; a commit that failed may be made again alone, and stays active."""
+        since = now if record.first_failure is None else record.first_failure
+        hopeless = self.fence.taken_over or not (record.in_memory or self._facts.inventory.doubts)
+        on = On.HOPELESS if hopeless or now - since >= self._policy.drain_give_up_s else On.BROKEN
+        alone = record.state is State.COMMITTING and record.commit_failures < _COMMIT_TRIES
+        if not alone and not self._facts.move(record, on):
+            return []
+        record.error, record.first_failure = problem, since
         record.failures += 1
-        record.first_failure = now if record.first_failure is None else record.first_failure
         pause = min(self._policy.drain_retry_s * 2 ** (record.failures - 1), self._policy.drain_retry_max_s)
         self._facts.retry_at = now + pause
+        self._facts.lacked_a_node = False
         if record.save not in self._facts.on_store:
             self._facts.partials.add(record.save)  # what it left goes with the next commit, if that is of a newer save
         note = Note(job=self._job, text=f"drain of {record.save} failed, again in {pause:g} s: {problem}")
-        if record.state is State.COMMITTING and record.commit_failures < _COMMIT_TRIES:
-            return [note]  # stays active: the commit alone is tried again
-        actions: list[Action] = [note]
-        late = now - record.first_failure >= self._policy.drain_give_up_s
-        if late or self.fence.taken_over or not (record.in_memory or self._facts.inventory.doubts):
-            record.due = False
-            actions += self._end(record, On.HOPELESS, problem)
-        else:
-            self._facts.move(record, On.BROKEN)
-        return [*actions, *self._drop_drain(record)]
+        if alone:
+            return [note]
+        if record.end is not None:
+            record.due, record.reason = False, problem
+        return [note, *self._tell_end(record), *self._drop_drain(record)]
 
     def _superseded(self, record: Record) -> list[Action]:
         """The save's turn is over before it came; the newest takes it."""

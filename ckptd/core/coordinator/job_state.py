@@ -45,6 +45,7 @@ class JobState:
         self.disputed = -1  # an incarnation number that an older run on the store has too
         self.active: SaveId | None = None  # being drained or committed
         self.retry_at: float | None = None  # no drain begins, no commit is made again before
+        self.lacked_a_node = False  # that is why: it need not wait for longer than the node is away
         # of the saves
         self.incarnation = 0  # of those that are made now
         self.awaited: Container[SaveId] = ()  # not whole as far as is known, but more may be found

@@ -88,7 +88,7 @@ class Record:
 
     @property
     def in_memory(self) -> bool:
-        """Whether every rank's segment still lies in an arena."""
+        """Whether every rank's segment still lies in an arena: ``held`` has none but ranks of the save."""
         return 0 < self.world_size == len(self.held)
 
     @property

@@ -31,6 +31,12 @@ class Saves(Drains):
 
     # --- staging
 
+    def _misfits(self, node: str, record: Record, world_size: int) -> list[Action]:
+        """Segments of the node are of another number of ranks, so nothing of them counts."""
+        reason = f"{record.save} is a save of {record.world_size} ranks, and node {node} has it as one of {world_size}"
+        actions: list[Action] = [Note(job=self._job, text=reason)]
+        return [*actions, *self._end(record, On.CLASHED, reason)] if record.state is State.STAGING else actions
+
     def _force(self, record: Record) -> None:
         """A rank wants it durable for sure, whatever was decided before that was known."""
         record.due = record.forced = True
@@ -40,6 +46,8 @@ class Saves(Drains):
     def staged(self, node: str, event: ev.SegmentsStaged, now: float) -> list[Action]:
         """Ranks delivered their segments."""
         record = self._facts.record_of(event.save, event.world_size, now)
+        if record.world_size != event.world_size:
+            return self._misfits(node, record, event.world_size)
         record.adopted |= not event.session
         if event.drain:
             self._force(record)
@@ -53,6 +61,9 @@ class Saves(Drains):
         actions, staged = list[Action](), dict[SaveId, None]()  # staged before
         for segment in sorted(segments, key=lambda s: (s.save, s.rank)):
             record = self._facts.record_of(segment.save, segment.world_size, now)
+            if record.world_size != segment.world_size:
+                actions += self._misfits(node, record, segment.world_size)
+                continue
             record.adopted |= not record.delivered
             if segment.forced:
                 self._force(record)
@@ -72,7 +83,7 @@ class Saves(Drains):
     ) -> list[Action]:
         """The segment of the rank lies at this node too, from elsewhere; it may not have learned that it was staged."""
         record = self._facts.records.get(save)
-        if record is None:
+        if record is None or rank >= record.world_size:
             return []
         record.attestations[rank] = attestations
         told = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=save), node)] if record.staged else []

@@ -371,12 +371,12 @@ class Sessions:
         session = self.taking
         waiting = self._waiting[session]
         if all(node in self.links.down for node in waiting.roster.nodes):  # they ended meanwhile, or seem to
-            self._waiting.move(session, AdmissionOn.LOST)
-            return self._open_waiting(now)
+            return self._open_waiting(now) if self._waiting.move(session, AdmissionOn.LOST) else []
         if event.hopeless:
             text = f"store {self._job.store!r} cannot be used: {event.problem}"
             return self._turn_away(session, ("config", text, event.hint), now)
-        self._waiting.move(session, AdmissionOn.OPENED)
+        if not self._waiting.move(session, AdmissionOn.OPENED):
+            return []
         self.session, self.cadence, self.store.asked = session, waiting.cadence, waiting.store_id
         self.incarnation, self.run = self.number_of(event), event.run
         self.store.id = event.store_id

@@ -100,6 +100,8 @@ class Fetching:
         key = (order.save, order.rank)
         if key in self._pulling:
             return []
+        if seal.rank != order.rank or order.rank >= seal.world_size:
+            return self._failed(order, f"its seal is of rank {seal.rank} of {seal.world_size}")
         self._pulling.add(key)
         fetch = FetchSegment(
             job=self._job,

@@ -63,21 +63,22 @@ class SlotTable:
 
     def adopt(self, event: SlotAdopted) -> SegmentsStaged | None:
         """Takes a slot file found at start into the table. Returns the report of it, if it holds a save."""
+        save = event.save if event.rank < event.world_size else None  # no checkpoint has such a rank
         self._slots[event.slot] = Slot(
             event.slot,
             event.rank,
             event.capacity,
-            save=event.save,
+            save=save,
             world_size=event.world_size,
             nbytes=event.nbytes,
             attestations=event.attestations,
             seal=event.seal,
             unsure=True,
         )
-        if event.save is None:
+        if save is None:
             return None
         segments = (StagedSegment(event.rank, event.nbytes, event.attestations),)
-        return SegmentsStaged(job=self._job, save=event.save, world_size=event.world_size, segments=segments)
+        return SegmentsStaged(job=self._job, save=save, world_size=event.world_size, segments=segments)
 
     def fetched(self, event: SegmentFetched, seal: Seal, *, copied: bool = False) -> list[Action]:
         """Takes a segment that came from elsewhere, in place of a copy that cannot be read, if there was one."""
@@ -237,6 +238,11 @@ class SlotTable:
             return ""
         if slot.save is not None:
             return f"slot {event.slot} still holds {slot.save}"
+        if event.rank >= event.world_size:
+            return f"slot {event.slot} is of rank {event.rank}, and says that the job has {event.world_size} ranks"
+        if others := [other for other in self.holding(event.save) if other.world_size != event.world_size]:
+            said = f"rank {others[0].rank} says that {event.save} has {others[0].world_size} ranks"
+            return f"{said}, rank {event.rank} that it has {event.world_size}"
         if any(other.save == event.save for other in self.of_rank(event.rank)):
             return f"another slot of rank {event.rank} holds {event.save} already"
         slot.granted, slot.save, slot.nbytes, slot.seal = False, event.save, event.nbytes, None

@@ -144,6 +144,11 @@ class FromRank(Event, frozen=True, kw_only=True):
     request: Seq = 0  # 0: nobody waits for an answer
 
 
+def _check_rank(rank: int, world_size: int) -> None:
+    if rank >= world_size:
+        raise ValueError(f"rank {rank} of {world_size}")
+
+
 class StagedSegment(msgspec.Struct, frozen=True, array_like=True):
     """The segment of one rank, sealed in a slot of the sender's node."""
 
@@ -163,6 +168,11 @@ class SegmentsStaged(Event, frozen=True, kw_only=True, tag="segments-staged"):
     world_size: WorldSize
     segments: Annotated[tuple[StagedSegment, ...], msgspec.Meta(max_length=MAX_RANKS)]
     drain: bool = False  # one of the ranks wants it durable
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when a rank is none of the save's."""
+        for segment in self.segments:
+            _check_rank(segment.rank, self.world_size)
 
 
 class SaveSkipped(FromRank, frozen=True, kw_only=True, tag="save-skipped"):
@@ -322,6 +332,10 @@ class HeldSegment(msgspec.Struct, frozen=True, array_like=True):
     nbytes: Nbytes
     attestations: Attestations = ()
     forced: bool = False  # a rank wants the save durable
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when the rank is none of the save's."""
+        _check_rank(self.rank, self.world_size)
 
 
 class HeldChunk(msgspec.Struct, frozen=True, array_like=True):

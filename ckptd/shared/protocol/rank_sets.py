@@ -4,11 +4,14 @@ A run of a few bytes may name a million ranks. So it is never made a list of but
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import Annotated, Protocol
 
 import msgspec
 
 from ckptd.shared.base.ids import MAX_RANKS, Rank
+
+MAX_RUNS = 1 << 18  # of a message: sets without any order, of 16,384 ranks that are in 16 sets each
 
 
 class RankRun(msgspec.Struct, frozen=True, array_like=True):
@@ -59,9 +62,12 @@ def check_last(rank: int) -> None:
 
 
 def check_total(runs: Iterable[Counted], most: int = MAX_RANKS) -> None:
-    """Raises ValueError when there are more ranks in the runs of a message than one of its kind can name."""
-    if sum(run.count for run in runs) > most:
+    """Raises ValueError for more runs than a message has, or when they name more ranks than one of its kind can."""
+    counts = [run.count for run in runs]
+    if sum(counts) > most:
         raise ValueError(f"the runs of a message name more than {most} ranks")
+    if len(counts) > MAX_RUNS:
+        raise ValueError(f"the ranks of a message are more than {MAX_RUNS} runs")
 
 
 def ranks_of(runs: Iterable[RankRun], world_size: int) -> set[int]:
@@ -70,7 +76,15 @@ def ranks_of(runs: Iterable[RankRun], world_size: int) -> set[int]:
 
 
 def joined_with(sets: Iterable[Sequence[RankRun]], ranks: Iterable[int], world_size: int) -> set[int]:
-    """These ranks, and all of the job that are in a set with one of them."""
-    own = set(ranks)
-    shared = [some for some in sets if any(rank in run.below(world_size) for run in some for rank in own)]
-    return own.union(*(ranks_of(some, world_size) for some in shared))
+    """These ranks, and all of the job that are in a set with one of them. A run costs a slice, whatever it names."""
+    named, own = set(ranks), bytearray(world_size)
+    for rank in named.intersection(range(world_size)):
+        own[rank] = 1
+    joined = bytearray(own)
+    for some in sets:
+        runs = [run.below(world_size) for run in some]
+        slices = [slice(run.start, run.stop, run.step) for run in runs if run]
+        if any(1 in own[part] for part in slices):
+            for part in slices:
+                joined[part] = b"\1" * len(joined[part])
+    return named.union(compress(range(world_size), joined))

@@ -2,14 +2,17 @@
 
 import pytest
 
+from ckptd.core.actions import Note
 from ckptd.core.coordinator.admission_states import ADMISSION, Admission, AdmissionOn
 from ckptd.core.coordinator.protection_states import PROTECTION, Encoding, EncodingOn
 from ckptd.core.coordinator.restore_states import RESTORE, Loading, LoadOn
 from ckptd.core.coordinator.save_states import ENDS, SAVE, On, State
 from ckptd.core.coordinator.session_states import SESSION, Presence, SessionOn
 from ckptd.core.coordinator.state_table import Table
+from ckptd.core.events import Arrival, IncarnationTaken, NodeAttached
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.protocol.topology import Peer
 from tests.runs import RUN
 from tests.states import TABLES
 from tests.unit.core.a_job import KEY, AJob
@@ -79,6 +82,53 @@ def test_a_save_that_cannot_take_a_step_does_nothing_that_goes_with_it(as_in_a_d
     ):
         assert step() == []
         assert (record.state, record.reason, job.facts.active) == before
+
+
+@pytest.fixture
+def not_drained(as_in_a_daemon):
+    """A save that no drain or commit of can end well or badly: none runs."""
+    job = AJob(world=1).start()
+    job.stage_all(ONE)
+    record = job.facts.records[ONE]
+    job.facts.move(record, On.BROKEN) if record.state is State.DRAINING else None
+    job.facts.active = None
+    job.facts.retry_at = None
+    return job, record
+
+
+def test_a_drain_that_does_not_run_neither_fails_nor_makes_anything_durable(not_drained):
+    job, record = not_drained
+    for step in (
+        lambda: job.saves._drain_failed(record, "EIO", job.now),
+        lambda: job.saves._made_durable(record, 10),
+    ):
+        assert step() == []
+        known = (record.state, record.error, record.failures, job.facts.retry_at)
+        assert known == (State.QUEUED, "", 0, None)
+        assert not job.facts.partials
+        assert not job.facts.on_store
+
+
+def test_a_drain_whose_save_cannot_be_taken_over_runs_on(as_in_a_daemon, monkeypatch):
+    job = AJob(world=1).start()
+    job.stage_all(ONE)
+    assert job.facts.active == ONE
+    row = {on: after for on, after in SAVE.edges[State.DRAINING].items() if on is not On.TAKEN_OVER}
+    monkeypatch.setattr(SAVE, "edges", {**SAVE.edges, State.DRAINING: row})
+    assert [type(action) for action in job.saves.superseded_by(7)] == [Note]
+    assert (job.facts.active, job.facts.records[ONE].state) == (ONE, State.DRAINING)
+
+
+def test_a_session_that_cannot_take_a_step_is_not_opened(as_in_a_daemon, monkeypatch):
+    sessions = AJob(world=1).start().catalogue.jobs[KEY].coordinator.sessions
+    before = (sessions.session, sessions.incarnation, sessions.members)
+    waiting = sessions._waiting.came("other", 0.0)
+    attached = NodeAttached(job=KEY, session="other", peer=Peer("b", "arena", "", "k" * 40))
+    waiting.roster.put("b", attached, [Arrival(0, 1)])
+    waiting.state = Admission.NUMBERING
+    monkeypatch.setattr(ADMISSION, "edges", {**ADMISSION.edges, Admission.NUMBERING: {}})
+    assert sessions.opened(IncarnationTaken(job=KEY, session="other", number=9, run=RUN), 0.0) == []
+    assert (sessions.session, sessions.incarnation, sessions.members) == before
 
 
 def test_a_load_that_cannot_take_a_step_orders_nothing(as_in_a_daemon):

@@ -1,5 +1,7 @@
 """Sets of ranks as runs: small for those of meshes, right for any."""
 
+import time
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from ckptd.shared.protocol.messages import Tier
 from ckptd.shared.protocol.node_facts import GatherFailure, SegmentsGathered
 from ckptd.shared.protocol.node_messages import Report
 from ckptd.shared.protocol.node_orders import GatherOrdered, LoadOrdered
-from ckptd.shared.protocol.rank_sets import RankRun, joined_with, ranks_of, runs_of
+from ckptd.shared.protocol.rank_sets import MAX_RUNS, RankRun, joined_with, ranks_of, runs_of
 from ckptd.shared.protocol.tier_runs import TierRun, Tiers
 from tests.runs import RUN
 
@@ -67,6 +69,22 @@ def test_a_message_whose_runs_name_more_ranks_than_a_job_can_have_is_refused(mak
     for runs in ([beyond], [all_of_them] * 17):
         with pytest.raises(ValueError, match="ranks"):
             make(*runs)
+
+
+def test_a_message_of_more_runs_than_any_job_needs_is_refused():
+    raw = msgspec.msgpack.Encoder().encode([[0, 1]] * (MAX_RUNS + 1))
+    runs = msgspec.msgpack.decode(raw, type=tuple[RankRun, ...])
+    with pytest.raises(ValueError, match="runs"):
+        GatherOrdered(job=KEY, node="b", save=SAVE, attempt=1, sets=(runs,))
+    GatherOrdered(job=KEY, node="b", save=SAVE, attempt=1, sets=(runs[1:],))
+
+
+def test_the_sets_of_the_largest_message_are_joined_within_a_second():
+    """None of its runs has one of the node's ranks."""
+    runs, own = (RankRun(0, 32, 2),) * MAX_RUNS, set(range(1, 129, 2))
+    before = time.process_time()
+    assert joined_with([runs], own, 1024) == own
+    assert time.process_time() - before < 1.0
 
 
 def test_such_a_message_is_refused_as_bytes_too():

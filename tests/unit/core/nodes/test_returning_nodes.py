@@ -1,7 +1,9 @@
 """Nodes that a drain or an encode lacks return one by one: how soon it is tried again does not depend on how many."""
 
 from ckptd.core import actions as act
-from tests.unit.core.nodes.a_cluster import ONE, ACluster
+from ckptd.core import events as ev
+from ckptd.core.coordinator.save_states import On
+from tests.unit.core.nodes.a_cluster import KEY, ONE, TWO, ACluster
 
 NAMES = "abcdefgh"
 
@@ -32,6 +34,41 @@ def test_a_drain_is_not_tried_while_it_lacks_a_node_that_is_known_to_be_away():
     cluster.heal(NAMES[-1])
     cluster.release()
     assert ONE in cluster.store.committed
+
+
+def test_a_forced_save_is_not_tried_while_it_lacks_a_node_though_the_newest_lacks_none():
+    cluster = ACluster("abcd")
+    cluster.connect("abcd")
+    cluster.held = {act.Drain}
+    cluster.stage(ONE, drain=True)
+    cluster.cut_off("d")
+    facts = cluster.nodes["a"].job.coordinator.facts
+    newest = facts.record_of(TWO, 1, cluster.now)
+    facts.put(newest, 0, "a")
+    newest.delivered[0], newest.due = 10, True
+    facts.move(newest, On.WHOLE_DUE)
+    assert facts.newest_staged is newest
+    before = failures(cluster)
+    for name in "bc":
+        cluster.say(cluster.nodes["a"], ev.PeerUp(job=KEY, node=name))
+        cluster.settle()
+    assert failures(cluster) == before
+
+
+def test_a_store_that_fails_gets_its_pause_whatever_nodes_come_back():
+    cluster = ACluster("abcd")
+    cluster.connect("abcd")
+    cluster.held = {act.Drain}
+    cluster.stage(ONE)
+    cluster.fail()
+    cluster.held = {act.Drain}
+    for _ in range(3):
+        cluster.cut_off("d")
+        cluster.heal("d")
+    assert len(failures(cluster)) == 1
+    assert cluster.waiting == []
+    cluster.tick(1.0)
+    assert cluster.waiting, "it is tried again after the pause"
 
 
 def test_the_end_of_each_rank_is_no_reason_to_try_again():
