@@ -35,7 +35,7 @@ class _Vacancy:
     wait_s: float  # before the next commit here
     due: float = -math.inf  # that commit; in the past while the clock was not read, inf while one is under way
     doubted: float = -math.inf  # when ranks learn of it; inf: they have
-    failures: int = 0
+    pause_s: float = 0.0  # after the next failure; 0: there was none
 
     @property
     def of(self) -> tuple[str, str, SaveId]:
@@ -131,25 +131,28 @@ class Succession:
         return _OTHERS_S + _SET_S * (nodes.index(members[0]) if members and members[0] in nodes else len(nodes))
 
     def _doubt(self, vacancy: _Vacancy, why: str) -> list[Action]:
+        """Ranks learn it once."""
+        if vacancy.doubted == math.inf:
+            return []
         vacancy.doubted = math.inf
         return self._ranks.not_durable(vacancy.coordinator, vacancy.save, why)
 
     def _failed(self, vacancy: _Vacancy, problem: str) -> list[Action]:
         """Each pause is twice the one before. Ranks learn of the first failure."""
-        pause_s = min(self._policy.drain_retry_s * 2**vacancy.failures, self._policy.drain_retry_max_s)
-        vacancy.failures += 1
-        vacancy.wait_s, vacancy.due = pause_s, -math.inf
-        if vacancy.doubted == math.inf:
-            return []
+        vacancy.wait_s = min(vacancy.pause_s or self._policy.drain_retry_s, self._policy.drain_retry_max_s)
+        vacancy.due, vacancy.pause_s = -math.inf, 2 * vacancy.wait_s
         return self._doubt(vacancy, f"the commit in its place failed, and is made again: {problem}")
 
     def finished(self, event: ev.CommitEnded) -> list[Action]:
         """This node has tried to finish the commit of a coordinator that it lost."""
         member, vacancy = self._membership, self._vacancy
-        if event.taken_over or event.save != self._drain.voted or member.coordinator == self._node:
+        if event.save != self._drain.voted or member.coordinator == self._node:
             return []
-        if event.problem:
-            return self._failed(vacancy, event.problem) if vacancy is not None and vacancy.save == event.save else []
+        if event.problem or event.taken_over:
+            if vacancy is None or vacancy.save != event.save:
+                return []
+            taken_over = f"incarnation {event.taken_over} took the job over"
+            return self._failed(vacancy, event.problem) if event.problem else self._doubt(vacancy, taken_over)
         finished = ev.CommitFinished(job=self._job, node=self._node, save=event.save)
         others = [node for node in self._protection.members if node not in (self._node, member.coordinator)]
         told = [ToNode(job=self._job, node=node, message=finished) for node in others]

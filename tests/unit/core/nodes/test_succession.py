@@ -124,6 +124,28 @@ def test_a_vote_that_cannot_be_written_is_no_secret(votes):
     assert ["ENOSPC" in notice for notice in notices(votes, 1)] == [False, True]
 
 
+def test_a_save_of_a_job_that_was_taken_over_is_not_committed_again_and_ranks_learn_why(votes):
+    vote(votes, "abcd")
+    lose_coordinator(votes)
+    assert [name for name, _ in commits(votes)] == ["b"]
+    votes.waiting.clear()
+    votes.say(votes.nodes["b"], ev.CommitEnded(job=KEY, save=ONE, taken_over=7))
+    votes.settle()
+    votes.tick(LONG_S)
+    assert commits(votes) == []
+    assert ["incarnation 7 took the job over" in notice for notice in notices(votes, 1)] == [True]
+
+
+def test_a_commit_that_fails_for_days_is_made_again_every_minute(votes):
+    vote(votes, "abc")
+    lose_coordinator(votes)
+    for _ in range(1100):
+        assert commits(votes)
+        fail_commits(votes)
+        votes.tick(LONG_S)
+        votes.tick(1.0)
+
+
 def test_ranks_of_all_nodes_learn_that_the_commit_is_late(votes):
     vote(votes, "acd")
     lose_coordinator(votes)
