@@ -10,7 +10,9 @@ from ckptd.core.node.ranks import LocalRanks
 from ckptd.core.node.reports import Reports
 from ckptd.core.node.standing import Standing
 from ckptd.shared.base.ids import JobKey, SetName
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.set_places import set_folder
+from ckptd.shared.protocol.messages import Attached
 from ckptd.shared.protocol.topology import Place, Topology
 
 
@@ -104,6 +106,23 @@ class Membership:
         self._pending_sessions.pop(order.session, None)
         self._announced.pop(order.session, None)
         return self.topologies.opened(order, self.former)
+
+    def welcome(self, order: ev.SessionOpened, request: int, scheme: Scheme, *, client_started: bool) -> Attached:
+        """The answer to a rank that is in: it belongs to the session of this order, as far as that is known here."""
+        place = self.place
+        return Attached(
+            reply_to=request,
+            node=self._node,
+            incarnation=order.incarnation,
+            run=order.run,
+            store_id=order.store_id,
+            client_started=client_started,
+            scheme=scheme,
+            ranks=list(place.ranks) if place is not None else [],
+            nodes=place.nodes if place is not None else 0,
+            known=list(order.known),
+            warnings=list(order.warnings),
+        )
 
     def topology_reported(self, event: ev.TopologyReported) -> list[Action]:
         """A node has sent a topology."""

@@ -32,7 +32,7 @@ from ckptd.core.node.succession import Succession
 from ckptd.core.policy import Policy
 from ckptd.core.preemption import Notice
 from ckptd.shared.base.ids import JobKey, Run
-from ckptd.shared.protocol.messages import Attached, Done, Milestone, Refused, SlotGranted, SlotsComing
+from ckptd.shared.protocol.messages import Done, Milestone, Refused, SlotGranted, SlotsComing
 
 Parts = tuple[Callable[[Any], list[Action]], ...]
 Handlers = dict[type[ev.Event], Parts]
@@ -70,8 +70,8 @@ class JobNode:
         self._alone, self.notice = LeftAlone(policy), Notice(job)
         self._world_size = 0  # of the session that is in
         self.foreign = ForeignMemory(job, policy, self.slots, self.slot_retention, self.protection)
-        parts = (self.membership, *fetching, self.readers, self.loads.reports, self.succession, self.drain)
-        self._waiting = parts
+        waiting = (self.membership, *fetching, self.readers, self.loads.reports)
+        self._waiting = (*waiting, self.succession, self.drain)
         self.events, self.orders = self._events(), self._orders()
 
     @property
@@ -207,25 +207,13 @@ class JobNode:
         actions = self.standing.opened(order)
         actions += self.ranks.replace(order.session)
         actions += self._moved(order)
-        place = self.membership.place
         for rank in order.ranks:
             local = self.ranks.waiting.pop((rank, order.session), None)
             if local is None:
                 continue
             actions += [*self.ranks.admit(local), *self.notice.came(rank, order.session)]
-            welcome = Attached(
-                reply_to=local.attached.request,
-                node=self.node,
-                incarnation=order.incarnation,
-                run=order.run,
-                store_id=order.store_id,
-                client_started=self._client_started,
-                scheme=self.protection.scheme,
-                ranks=list(place.ranks) if place is not None else [],
-                nodes=place.nodes if place is not None else 0,
-                known=list(order.known),
-                warnings=list(order.warnings),
-            )
+            request, scheme = local.attached.request, self.protection.scheme
+            welcome = self.membership.welcome(order, request, scheme, client_started=self._client_started)
             self._world_size = local.attached.world_size
             actions += [self.ranks.to(local, welcome), *self.slots.trim(local.attached.world_size)]
         return [*actions, *self.membership.end_meetings()]
