@@ -82,11 +82,8 @@ class Link:
         self._attempt = 1  # raised each time that it is lowered
         self._received = 0
         self._lost = 0  # the other side's attempt in which something after that was lost; 0: none
-        self._ack_at: float | None = None  # when the other side is told both; None: it was
-        self._told = (
-            False,
-            0,
-        )  # in the last step: whether an acknowledgement was due, and what was lost
+        self._ack_at: float | None = None  # when the other side gets both; None: it has them
+        self._said = False, 0  # in the last step: whether an acknowledgement was due, and what was lost
         self._heard_at = 0.0
         self._alive_at = 0.0  # when a packet is due, if there is nothing to send
         self._probe_at = 0.0
@@ -169,10 +166,10 @@ class Link:
     def dropped(self, now: float) -> None:
         """ZeroMQ did not take a packet of the last step: there is no connection, or it is full.
 
-        That costs the other side nothing. What the packet told it is told again.
+        That costs the other side nothing. What the packet said goes out again.
         """
         self._probe_at = min(self._probe_at, now + _RETRY_S)
-        ack_due, lost = self._told
+        ack_due, lost = self._said
         if ack_due:
             self._ack_at, self._lost = now + _RETRY_S, max(self._lost, lost)
 
@@ -235,7 +232,7 @@ class Link:
         if out:
             latest = now + self.timeout_s / KEEPALIVES
             self._alive_at = latest - (latest - self._phase_s) % (self.timeout_s / KEEPALIVES / 2)
-            self._told = self._ack_at is not None, self._lost
+            self._said = self._ack_at is not None, self._lost
             self._ack_at, self._lost = None, 0
         return out
 

@@ -55,7 +55,7 @@ _BUDGETS = (
     ),
     _row(
         "a-skipped-save-is-counted", f"{_COORDINATOR}saves.py",
-        "self._end(record, On.SKIPPED, reason)", "self._end(record, On.CLASHED, reason)",
+        "self._end(record, On.SKIPPED, f", "self._end(record, On.CLASHED, f",
         "budgets.py::test_a_save_that_finds_no_slot_beside_a_slow_drain_is_skipped_and_counted",
     ),
     _row(
