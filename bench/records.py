@@ -174,7 +174,7 @@ class Read(DirectoryFiles):
 def walk(folder: Path) -> Iterator[int]:
     """Bytes of each record."""
     yield from (path.stat().st_size for path in folder.glob(f"{SETS_DIR}/*/*.vote"))
-    yield from (path.stat().st_size for path in folder.glob("ckptd.manifest"))
+    yield from (path.stat().st_size for path in folder.glob("ckptd.*.manifest"))
 
 
 def measure(kind: str, ranks: int, count: int, scratch: str) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def measure(kind: str, ranks: int, count: int, scratch: str) -> dict[str, Any]:
         load_s = time.monotonic() - began
         return {
             "kind": kind, "ranks": ranks, "boxes": writer.boxes, "records_nbytes": sum(walk(final)),
-            "manifest_nbytes": (final / "ckptd.manifest").stat().st_size, "commit_s": round(commit_s, 2),
+            "manifest_nbytes": next(final.glob("ckptd.*.manifest")).stat().st_size, "commit_s": round(commit_s, 2),
             "commit_cpu_s": round(commit_cpu_s, 2), "signs_of_life": len(alive),
             "longest_silence_s": round(silent_s, 2),
             "read_nbytes_a_rank": Read.nbytes, "opens_a_rank": Read.opens, "read_s": round(load_s, 3),

@@ -15,7 +15,7 @@ import msgspec
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.format.committed_record import encode_committed, make_committed
 from ckptd.shared.format.integrity import Purpose
-from ckptd.shared.format.manifest import COMMITTED, MANIFEST, StockFile, encode_record, make_manifest, vote_file
+from ckptd.shared.format.manifest import COMMITTED, StockFile, encode_record, make_manifest, vote_file
 from ckptd.shared.format.together import silent
 from ckptd.shared.stores import kinds
 from ckptd.store.facts import CommitOutcome
@@ -184,7 +184,7 @@ class MemoryStore(Store):
         manifest = msgspec.structs.replace(manifest, left_out=left_out)
         raw = encode_record(manifest, self.integrity)
         committed = make_committed(manifest, raw, self.integrity)
-        _put(unfinished.where(MANIFEST), raw)
+        _put(unfinished.where(committed.manifest), raw)
         for name in [name for name in _OBJECTS if name.startswith(f"{unfinished.location}/")]:
             _OBJECTS[self.where(job, save) + name.removeprefix(unfinished.location)] = _OBJECTS.pop(name)
         _put(f"{self.where(job, save)}/{COMMITTED}", encode_committed(committed))

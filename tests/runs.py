@@ -16,15 +16,24 @@ TAKER = Taker(RUN, "session", "node")
 COMMITTER = Committer(0, "", STORE_ID)  # of no session in particular
 
 
+MANIFEST = "ckptd."  # how its name begins
+
+
+def manifest_in(checkpoint: str | os.PathLike[str]) -> Path:
+    """The only manifest there, finished or not."""
+    return file_in(checkpoint, MANIFEST)
+
+
 def vote_in(checkpoint: str | os.PathLike[str], node: int = 0) -> Path:
     """The only vote of one of the nodes, there, finished or not."""
     return file_in(checkpoint, VOTES[node])
 
 
 def file_in(checkpoint: str | os.PathLike[str], name: str) -> Path:
-    """A file of the checkpoint by its name, a vote by the beginning of its place."""
+    """A file of the checkpoint by its name, a vote by the beginning of its place, the manifest by that of its name."""
     place = Path(checkpoint) / name
-    (found,) = place.parent.glob(f"{place.name}*.vote") if name in VOTES else [place]
+    pattern = f"{place.name}*.manifest" if name == MANIFEST else f"{place.name}*.vote" if name in VOTES else place.name
+    (found,) = place.parent.glob(pattern) if name in {MANIFEST, *VOTES} else [place]
     return found
 
 

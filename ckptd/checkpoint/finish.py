@@ -6,12 +6,13 @@ import msgspec
 
 from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.shared.format.committed import About, Opened, file_findings, open_committed, parity_findings, raise_first
+from ckptd.shared.format.committed import RECORDS, Opened, open_committed
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.stores.kinds import open_files
 from ckptd.store.facts import PartialEntry
 from ckptd.store.interface import Store
 from ckptd.store.opening import open_store
+from ckptd.store.votes import check_files, read_votes
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,17 +70,14 @@ def finish_again(path: str, writer: str, integrity: Integrity = XXH3) -> Finishe
     head, base = os.path.split(path)
     key = JobKey(*os.path.split(head))
     files = open_files(path, integrity)
-    opened = Opened(files)
-    findings = list(open_committed(opened, {About.VOTES}))
-    if all(finding.about is About.VOTES for finding in findings):
+    if not list(open_committed(Opened(files), RECORDS)):
         raise UsageError(f"{path} has its final name already, and is committed", hint=f"ckptd verify {path}")
-    raise_first(finding for finding in findings if finding.about is About.VOTES)
-    saves = {(vote.job, vote.save) for vote in opened.votes}
+    votes = [voted.vote for voted in read_votes(files, None, None)]
+    saves = {(vote.job, vote.save) for vote in votes}
     save = next((save for _, save in saves), None)
     if save is None or saves != {(key.job, save)} or save.dirname != base:
         what = "its votes are missing" if save is None else f"its votes are not of {base} of job {key.job}"
         raise UsageError(f"{path} cannot be committed again: {what}", hint=f"ckptd verify {path}")
-    raise_first(file_findings(files, opened.records))
-    raise_first(parity_findings(files, opened.parity))
+    check_files(files, votes)
     note = open_store(key.store, integrity).commit_again(key.job, save, writer).note
     return Finished(step=save.step, incarnation=save.incarnation, path=path, committed=True, why=note)

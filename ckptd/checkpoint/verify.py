@@ -24,18 +24,17 @@ from ckptd.shared.format.layout import Layout, decode_leaves, file_layouts
 from ckptd.shared.format.manifest import (
     COMMITTED,
     LINKED,
-    MANIFEST,
     STOCK_FILES,
     STOCK_METADATA,
     STOCK_OBJECTS,
     UNPUBLISHED,
     FileRecord,
-    ParityRecord,
     StockFile,
     layout_of,
 )
 from ckptd.shared.format.packed_layout import Known, parted
 from ckptd.shared.format.replica_attestations import compared, doubt
+from ckptd.shared.format.root_names import has_records, is_manifest
 from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals, is_page
 from ckptd.shared.format.stored_files import StoredFile, StoredFiles, read_exactly, read_some
@@ -44,7 +43,7 @@ from ckptd.shared.stores.kinds import absolute, open_files, real
 from ckptd.shared.torchfile.metadata_read import stranger_in
 from ckptd.system.files import is_temp
 
-_RECORDS = frozenset({COMMITTED, MANIFEST, SETS_DIR, UNPUBLISHED, LINKED})
+_RECORDS = frozenset({COMMITTED, SETS_DIR, UNPUBLISHED, LINKED})
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -154,7 +153,7 @@ def _names(path: str) -> list[str]:
 def _is_checkpoint(path: str, names: list[str]) -> bool:
     base = os.path.basename(path)
     named = parse_dirname(base) is not None or parse_partial_dirname(base) is not None
-    return named or COMMITTED in names or MANIFEST in names
+    return named or has_records(names)
 
 
 def _is_job(names: list[str]) -> bool:
@@ -202,10 +201,10 @@ def _verify_checkpoint(path: str, report: Report) -> None:
         _check_image(files, record, whose, report)
     for stock in manifest.stock if manifest else ():
         _check_stock(files, stock, report)
-    _check_parity(files, opened.parity, report)
+    _check_parity(opened, report)
     outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS, STOCK_FILES}
     images = {extent.name for record in opened.records for extent in record.extents()}
-    _check_names(files, images | outputs, report)
+    _check_names(opened, images | outputs, report)
     _check_sums(opened, report)
     doubted = doubt(manifest.replicas) if manifest else ""
     report.notes += [f"{path}: {doubted}"] if doubted else []
@@ -214,7 +213,7 @@ def _verify_checkpoint(path: str, report: Report) -> None:
 def _check_sums(opened: Opened, report: Report) -> None:
     """What the manifest says of all its votes together, held against them where all are sound."""
     manifest, records = opened.manifest, opened.records
-    if manifest is None or len(records) != manifest.world_size:
+    if manifest is None or opened.committed is None or len(records) != manifest.world_size:
         return
     said = manifest.files, manifest.nbytes, manifest.replicas
     found = (
@@ -222,27 +221,34 @@ def _check_sums(opened: Opened, report: Report) -> None:
         compared({record.rank: record.attestations for record in records}),
     )  # fmt: skip
     if said != found:
-        report.problem(opened.files.where(MANIFEST), f"says {said} of its images, its votes say {found}")
+        report.problem(
+            opened.files.where(opened.committed.manifest), f"says {said} of its images, its votes say {found}"
+        )
 
 
-def _check_names(files: StoredFiles, expected: set[str], report: Report) -> None:
+def _check_names(opened: Opened, expected: set[str], report: Report) -> None:
+    files, selected = opened.files, opened.committed and opened.committed.manifest
     for name in _names(files.location):
         if is_temp(name):
             report.notes.append(
                 f"{files.where(name)}: left by a killed writer, may be deleted unless a daemon is at work"
             )
+        elif is_manifest(name):
+            if selected and name != selected:
+                report.notes.append(f"{files.where(name)}: a manifest that {COMMITTED} does not select, may be deleted")
         elif name not in expected | _RECORDS:
             report.problem(files.where(name), "no part of the checkpoint")
 
 
-def _check_parity(files: StoredFiles, records: list[ParityRecord], report: Report) -> None:
+def _check_parity(opened: Opened, report: Report) -> None:
+    files, records = opened.files, opened.parity
     report.files += len(records)
     for found in check_parity(files, records):
         if isinstance(found, int):
             report.read(found)
         elif found[2] is not None or not report.names(found[0]):
             report.problem(*found)
-    report.notes += strangers(files, records)
+    report.notes += strangers(files, records, opened.manifest)
 
 
 def _check_stock(files: StoredFiles, stock: StockFile, report: Report) -> None:

@@ -8,7 +8,7 @@ from ckptd.checkpoint.repair.files import OpenFiles, block_buffer
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.committed import vote_places
 from ckptd.shared.format.digest import DIGEST_NBYTES, blocks
-from ckptd.shared.format.manifest import ParityRecord
+from ckptd.shared.format.manifest import Manifest, ParityRecord
 from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.system.files import is_temp
@@ -46,16 +46,20 @@ def check_parity(files: StoredFiles, records: Sequence[ParityRecord]) -> Iterato
                 yield stop - start
 
 
-def strangers(files: StoredFiles, records: Sequence[ParityRecord]) -> Iterator[str]:
-    """Notes on files in the sets' directories that are neither votes nor parity which a vote names: no damage."""
+def strangers(files: StoredFiles, records: Sequence[ParityRecord], manifest: Manifest | None) -> Iterator[str]:
+    """Notes on files in the sets' directories: votes that the manifest does not pin, parity that no vote names."""
     known = {record.place for record in records}
+    votes: set[str] = set()
     with contextlib.suppress(OSError):  # said already
-        known |= set(vote_places(files))
+        votes = set(vote_places(files))
+    pinned = votes if manifest is None else set(map(manifest.place_of, manifest.votes))
     for place in _below_sets(files):
         where, name = files.where(place), place.rpartition("/")[2]
         if is_temp(name):
             yield f"{where}: left by a killed writer, may be deleted unless a daemon is at work"
-        elif place not in known:
+        elif place in votes - pinned:
+            yield f"{where}: a vote that the manifest does not pin: its node voted again; may be deleted"
+        elif place not in known | pinned:
             yield f"{where}: no vote names it, may be deleted"
 
 

@@ -17,7 +17,7 @@ from ckptd.shared.format.manifest import LATEST
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.format.together import together
 from ckptd.store.facts import CommittedEntry, IncarnationRecord, PartialEntry, Scan
-from ckptd.store.votes import read_vote, voting_places
+from ckptd.store.votes import read_node, voting_places
 
 PINS_DIR = ".pins"
 SUPERSEDED_DIR = ".superseded"
@@ -198,45 +198,51 @@ def superseded(job: StoredFiles) -> dict[str, int]:
 
 def _partial_entry(job: StoredFiles, save: SaveId, committed: bool) -> PartialEntry:
     unfinished = job.below(save.partial_dirname)
-    damaged: list[str] = []
+    damaged: list[str] = []  # votes: others may be for all ranks
+    wrong: list[str] = []
     voted: list[str] = []
     worlds: set[int] = set()
     # Not the votes themselves: those of a large job fill memory. Whether two agree, the commit sees.
     ranks: list[int] = []
 
-    def look(places: list[str]) -> tuple[str, int, list[int]] | str:
+    def look(places: list[str]) -> tuple[list[tuple[str, int, list[int]]], list[str]] | str:
         try:
-            vote = read_vote(unfinished, name_of(job), save, places).vote
-        except (CkptdError, OSError) as error:
+            votes, unread = read_node(unfinished, name_of(job), save, places)
+        except CkptdError as error:
             return str(error)
-        return vote.node, vote.world_size, [record.rank for record in vote.files]
+        said = [(vote.node, vote.world_size, [record.rank for record in vote.files]) for vote, *_ in votes]
+        return said, [str(error) for error in unread]
 
     try:
         for found in together(look, voting_places(unfinished)):
             if isinstance(found, str):
-                damaged.append(found)
+                wrong.append(found)
                 continue
-            voted.append(found[0])
-            worlds.add(found[1])
-            ranks += found[2]
+            damaged += found[1]
+            for node, world_size, of in found[0]:
+                voted += [node] if node not in voted[-1:] else []
+                worlds.add(world_size)
+                ranks += of
     except OSError as error:
-        damaged.append(str(error))
+        wrong.append(str(error))
     return PartialEntry(
         save=save,
         voted=voted,
-        damaged=damaged,
+        damaged=[*wrong, *damaged],
         world_size=max(worlds) if len(worlds) == 1 else None,
-        missing="already committed" if committed else _missing(damaged, worlds, ranks),
+        missing="already committed" if committed else _missing(wrong, damaged, worlds, ranks),
     )
 
 
-def _missing(damaged: list[str], worlds: set[int], ranks: list[int]) -> str:
-    if damaged:
-        return damaged[0]
+def _missing(wrong: list[str], damaged: list[str], worlds: set[int], ranks: list[int]) -> str:
+    if wrong or (damaged and not worlds):
+        return [*wrong, *damaged][0]
     if len(worlds) != 1:
         return f"votes disagree about the number of ranks: {sorted(worlds)}" if worlds else "no votes"
     (world_size,), voted = worlds, set(ranks)
     count = world_size - sum(rank < world_size for rank in voted)  # no list of ranks on the word of one vote
+    if count and damaged:
+        return damaged[0]
     if count:
         some = itertools.islice((rank for rank in range(world_size) if rank not in voted), _MAX_RANKS_LISTED)
         listed = ", ".join(map(str, some)) + (", .." if count > _MAX_RANKS_LISTED else "")

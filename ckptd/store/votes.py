@@ -1,11 +1,12 @@
 """The votes of an unfinished checkpoint, and the files that they are for, several at once. Changes nothing."""
 
 from functools import partial
+from typing import NamedTuple
 
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.committed import Finding, file_findings, parity_findings, raise_first, vote_places
-from ckptd.shared.format.manifest import FileRecord, Vote, Voted, best_of, one_record_each
+from ckptd.shared.format.manifest import FileRecord, Vote, Voted, cover, one_record_each
 from ckptd.shared.format.set_places import epoch_of, voter
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.format.stored_records import read_vote_at
@@ -21,33 +22,49 @@ def voting_places(unfinished: StoredFiles) -> list[list[str]]:
     return [by_epoch[max(by_epoch)] for _, by_epoch in sorted(found.items())]
 
 
-def read_vote(unfinished: StoredFiles, job: str, save: SaveId, places: list[str]) -> Voted:
-    """That of a node's votes which counts, of those at these places that can be read.
+class NodeVotes(NamedTuple):
+    """What one node says. unread: why those of its votes cannot be read that cannot."""
 
-    Raises OSError, or DamagedError naming the file if none can be read, or one is another's, or two differ.
+    votes: list[Voted]
+    unread: list[DamagedError | OSError]
+
+
+def read_node(unfinished: StoredFiles, job: str | None, save: SaveId | None, places: list[str]) -> NodeVotes:
+    """Those of a node's votes that count, of the ones at these places that can be read. None takes any job, any save.
+
+    Raises DamagedError, naming the rank, if two that can be read differ.
     """
-    found, damaged = [], []
+    found: list[Voted] = []
+    unread: list[DamagedError | OSError] = []
     for place in places:
         try:
             found.append(_read(unfinished, job, save, place))
-        except DamagedError as error:  # the node voted again: what it says now is enough
-            damaged.append(error)
-    if not found:
-        raise damaged[0]
-    return best_of(found)
+        except (DamagedError, OSError) as error:  # others may say all of it
+            unread.append(error)
+    return NodeVotes(cover(found), unread)
 
 
-def _read(unfinished: StoredFiles, job: str, save: SaveId, place: str) -> Voted:
+def _read(unfinished: StoredFiles, job: str | None, save: SaveId | None, place: str) -> Voted:
     found = read_vote_at(unfinished, place)
-    if (found.vote.job, found.vote.save) != (job, save):
+    if job not in (None, found.vote.job) or save not in (None, found.vote.save):
         said = f"is the vote of node {found.vote.node!r} for job {found.vote.job!r}, {found.vote.save}"
         raise DamagedError(f"{unfinished.where(place)}: {said}")
     return found
 
 
-def read_votes(unfinished: StoredFiles, job: str, save: SaveId, alive: Alive = silent) -> list[Voted]:
-    """One of each node, by node. Raises as read_vote does, for the first that it must."""
-    return together(partial(read_vote, unfinished, job, save), voting_places(unfinished), alive)
+def read_votes(unfinished: StoredFiles, job: str | None, save: SaveId | None, alive: Alive = silent) -> list[Voted]:
+    """Those from which each rank is read, by node: the same for all committers that can read the same votes.
+
+    A vote that cannot be read is not needed where others are for all ranks. Raises what is wrong with the first one
+    otherwise, OSError or DamagedError, and as read_node. None takes any job, any save.
+    """
+    nodes = together(partial(read_node, unfinished, job, save), voting_places(unfinished), alive)
+    votes = [voted for node in nodes for voted in node.votes]
+    unread = [error for node in nodes for error in node.unread]
+    ranks = {record.rank for voted in votes for record in voted.vote.files}
+    if unread and (not votes or len(ranks) < votes[0].vote.world_size):
+        raise unread[0]
+    return votes
 
 
 def check_files(unfinished: StoredFiles, votes: list[Vote], alive: Alive = silent) -> None:

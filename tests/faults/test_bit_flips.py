@@ -11,7 +11,7 @@ import ckptd_client
 from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.digest import BLOCK_NBYTES
-from ckptd.shared.format.manifest import COMMITTED, MANIFEST
+from ckptd.shared.format.manifest import COMMITTED
 from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals
 from ckptd_client import RestoreError
 from tests import pythons
@@ -147,6 +147,7 @@ def test_a_bit_in_a_slot_that_is_not_committed_falls_back_to_an_older_step(node,
 
 
 VOTE = "sets/*/*.vote"
+MANIFEST = "ckptd.*.manifest"
 
 
 def damage(path, name, where):
@@ -225,9 +226,9 @@ def test_no_bit_of_a_checkpoint_is_missed_by_verify(node, join):
         save = client.save({"w": torch.ones(3)}, 0).wait("durable", 20).save_id
     assert isinstance(save, SaveId)
     folder = os.path.join(node.store, "tiny", save.dirname)
-    (vote,) = glob.glob(VOTE, root_dir=folder)
+    vote, manifest = (glob.glob(pattern, root_dir=folder)[0] for pattern in (VOTE, MANIFEST))
     assert verify_path(folder).ok
-    for name in (COMMITTED, MANIFEST, vote, IMAGE):
+    for name in (COMMITTED, manifest, vote, IMAGE):
         path = os.path.join(folder, name)
         size = os.path.getsize(path)
         for at in range(0, size * 8, 8 * max(1, size // 200) + 3):

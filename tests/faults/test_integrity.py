@@ -18,11 +18,12 @@ from ckptd.shared.format.committed import identify
 from ckptd.shared.format.committed_record import encode_committed, make_committed
 from ckptd.shared.format.digest import KIND, blocks, digest
 from ckptd.shared.format.integrity import XXH3, Integrity
-from ckptd.shared.format.manifest import COMMITTED, MANIFEST, decode_manifest, decode_vote, encode_record
+from ckptd.shared.format.manifest import COMMITTED, decode_manifest, decode_vote, encode_record
 from ckptd.shared.format.slot import PAGE
 from ckptd.shared.stores.kinds import open_files
 from tests import collide
 from tests.cluster import Node, wait_for
+from tests.runs import manifest_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 
@@ -152,7 +153,7 @@ def rewrite(world, integrity):
     def forged(record, **changes):
         return msgspec.structs.replace(record, **said, **changes)
 
-    manifest = decode_manifest((world.final / MANIFEST).read_bytes(), where="m", integrity=true)
+    manifest = decode_manifest(manifest_in(world.final).read_bytes(), where="m", integrity=true)
     votes = []
     for ref in manifest.votes:
         where = world.final / manifest.place_of(ref)
@@ -164,7 +165,7 @@ def rewrite(world, integrity):
     stock = [msgspec.structs.replace(s, digest=digest((world.final / s.name).read_bytes())) for s in manifest.stock]
     manifest = forged(manifest, votes=votes, stock=stock)
     raw = encode_record(manifest, integrity)
-    (world.final / MANIFEST).write_bytes(raw)
+    manifest_in(world.final).write_bytes(raw)
     (world.final / COMMITTED).write_bytes(encode_committed(make_committed(manifest, raw, integrity)))
 
 
@@ -229,8 +230,8 @@ def test_readers_and_verbs_with_and_without_the_key(world, capsys, tmp_path):
 @pytest.mark.parametrize("world", ["keyed"], indirect=True)
 def test_a_checkpoint_without_its_records_is_no_other_programs(world):
     """Who takes COMMITTED and the manifest away leaves what DCP reads, which proves nothing."""
-    for name in (COMMITTED, MANIFEST):
-        (world.final / name).unlink()
+    for path in (world.final / COMMITTED, manifest_in(world.final)):
+        path.unlink()
     world.final.rename(world.final.with_name("model"))
     found = world.reads()
     assert "proves nothing" in found["load_from"], found

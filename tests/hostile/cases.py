@@ -18,10 +18,10 @@ import msgspec
 
 from ckptd.shared.format import layout as lay
 from ckptd.shared.format.columns import squeezed
-from ckptd.shared.format.manifest import COMMITTED, MANIFEST, STOCK_METADATA, STOCK_OBJECTS
+from ckptd.shared.format.manifest import COMMITTED, STOCK_METADATA, STOCK_OBJECTS
 from tests.hostile import forge
 from tests.hostile.forge import RANK0
-from tests.runs import VOTES, file_in, vote_in
+from tests.runs import MANIFEST, VOTES, file_in, manifest_in, vote_in
 
 LOAD, VERIFY, LIST, EXPORT, REBUILD = "load", "verify", "list", "export", "rebuild"
 ALL = frozenset({LOAD, VERIFY, LIST, EXPORT, REBUILD})
@@ -360,7 +360,8 @@ vote("no files", fields(files=[]))
 vote("rank twice", lambda raw: raw["files"].append(raw["files"][0]))
 for _name, _bad in {
     "outside": f"../{RANK0}", "absolute": "/etc/passwd", "with NUL": f"{RANK0}\0", "with newline": f"{RANK0}\n",
-    "hidden": f".{RANK0}", "of another rank": "r00001-p00.safetensors", "of the manifest": MANIFEST, "empty": "",
+    "hidden": f".{RANK0}", "of another rank": "r00001-p00.safetensors", "empty": "",
+    "of a manifest": f"ckptd.{0:016x}.manifest",
 }.items():  # fmt: skip
     record(f"file {_name}", name=_bad)
     manifest(f"vote {_name}", ref(0, f"../{_bad}"))
@@ -440,7 +441,7 @@ for _name, _body in {
 
 for _what in ("fifo", "directory", "device", "nowhere", "loop", "outside"):
     add(f"{_what} as COMMITTED", ALL, COMMITTED, lambda final, w=_what: forge.instead(final / COMMITTED, w))
-    add(f"{_what} as manifest", ALL, MANIFEST, lambda final, w=_what: forge.instead(final / MANIFEST, w))
+    add(f"{_what} as manifest", ALL, MANIFEST, lambda final, w=_what: forge.instead(manifest_in(final), w))
     add(f"{_what} as image", BOTH, RANK0, lambda final, w=_what: forge.instead(final / RANK0, w))
     add(f"{_what} as vote", RECORDS, VOTES[0], lambda final, w=_what: forge.instead(vote_in(final), w))
     for _stock in (STOCK_METADATA, STOCK_OBJECTS):

@@ -18,10 +18,10 @@ from ckptd.shared.base.ids import file_name
 from ckptd.shared.format.columns import column, numbers_in, parts_in, signed, squeezed
 from ckptd.shared.format.committed_record import encode_committed, make_committed
 from ckptd.shared.format.digest import blocks, digest
-from ckptd.shared.format.manifest import COMMITTED, MANIFEST, FileRecord, Manifest, decode_manifest, decode_vote
+from ckptd.shared.format.manifest import COMMITTED, FileRecord, Manifest, decode_manifest, decode_vote
 from ckptd.shared.format.packed_layout import Parts, layout_in
 from ckptd.shared.format.set_places import vote_place, voter
-from tests.runs import SET
+from tests.runs import SET, manifest_in
 
 _MAGIC = b"CKPTDMF1"
 RANK0 = "r00000-p00.safetensors"
@@ -33,7 +33,7 @@ def sealed(body: bytes) -> bytes:
 
 
 def manifest_of(final: Path) -> Manifest:
-    return decode_manifest((final / MANIFEST).read_bytes(), where="forge")
+    return decode_manifest(manifest_in(final).read_bytes(), where="forge")
 
 
 def plain(record: Any) -> Any:
@@ -44,7 +44,8 @@ def plain(record: Any) -> Any:
 def put_manifest(final: Path, body: bytes, committed: Manifest | None = None) -> None:
     """Any body as the manifest, and a COMMITTED that vouches for it."""
     record = make_committed(committed or manifest_of(final), sealed(body))
-    (final / MANIFEST).write_bytes(sealed(body))
+    manifest_in(final).unlink()
+    (final / record.manifest).write_bytes(sealed(body))
     (final / COMMITTED).write_bytes(encode_committed(record))
 
 

@@ -26,7 +26,7 @@ from ckptd_client._local.rank import Group
 from tests.checkpoints import SAVE, write_checkpoint
 from tests.hostile import forge
 from tests.hostile.reader import some_state
-from tests.runs import vote_in
+from tests.runs import manifest_in, vote_in
 
 WHERE = "the file"
 
@@ -46,9 +46,9 @@ def parts(sound):
     page = slot.encode_seal(slot.Seal(job=JobKey("/store", "demo"), save=SAVE), 1)
     rank = rank_file.encode(rank_file.RankRecord(JobKey("/store", "demo"), 0, "session", "host"))
     return {
-        "manifest": ((sound / man.MANIFEST).read_bytes(), lambda raw: man.decode_manifest(raw, where=WHERE)),
+        "manifest": (manifest_in(sound).read_bytes(), lambda raw: man.decode_manifest(raw, where=WHERE)),
         "manifest's body": (
-            (sound / man.MANIFEST).read_bytes()[8:-16],
+            manifest_in(sound).read_bytes()[8:-16],
             lambda raw: man.decode_manifest(forge.sealed(raw), where=WHERE),
         ),
         "vote's body": (

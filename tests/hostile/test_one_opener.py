@@ -13,7 +13,7 @@ from ckptd.checkpoint.repair.run import rebuild
 from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname
-from ckptd.shared.format.manifest import COMMITTED, MANIFEST, STOCK_METADATA
+from ckptd.shared.format.manifest import COMMITTED, STOCK_METADATA
 from ckptd.store.posix.commit import commit
 from ckptd.system.files import FileLayer
 from ckptd_client._load.foreign.load_from import load_from as read_into
@@ -25,7 +25,7 @@ from tests.hostile import forge
 from tests.hostile import reader as hostile
 from tests.hostile.forge import RANK0
 from tests.records import take
-from tests.runs import RUN, TAKER, VOTES, vote_in
+from tests.runs import MANIFEST, RUN, TAKER, VOTES, manifest_in, vote_in
 
 pytestmark = pytest.mark.timeout(120)
 RANK1 = "r00001-p00.safetensors"
@@ -180,29 +180,30 @@ def _(final):
 
 @fault("manifest of another save", RECORDS, MANIFEST)
 def _(final):
-    other = other_checkpoint(final) / MANIFEST
-    assert other.stat().st_size == (final / MANIFEST).stat().st_size, "list looks at the size"
-    shutil.copy(other, final / MANIFEST)
+    other = manifest_in(other_checkpoint(final))
+    assert other.stat().st_size == manifest_in(final).stat().st_size, "list looks at the size"
+    shutil.copy(other, manifest_in(final))
 
 
 @fault("COMMITTED and manifest of another save", ALL, COMMITTED)
 def _(final):
-    for name in (COMMITTED, MANIFEST):
-        shutil.copy(other_checkpoint(final) / name, final / name)
+    manifest_in(final).unlink()
+    for path in (other_checkpoint(final) / COMMITTED, manifest_in(other_checkpoint(final))):
+        shutil.copy(path, final)
 
 
 add("COMMITTED missing", ALL, COMMITTED, lambda final: os.unlink(final / COMMITTED))
-add("manifest missing", ALL, MANIFEST, lambda final: os.unlink(final / MANIFEST))
+add("manifest missing", ALL, MANIFEST, lambda final: os.unlink(manifest_in(final)))
 for _name in (RANK0, RANK1):
     add(f"{_name} missing", RECORDS, _name, lambda final, name=_name: os.unlink(final / name))
 add("a byte behind COMMITTED", ALL, COMMITTED, lambda final: append(final / COMMITTED, b"x"))
-add("a byte behind the manifest", ALL, MANIFEST, lambda final: append(final / MANIFEST, b"x"))
+add("a byte behind the manifest", ALL, MANIFEST, lambda final: append(manifest_in(final), b"x"))
 add("a byte behind an image", RECORDS, RANK1, lambda final: append(final / RANK1, b"x"))
 add("a byte less of an image", RECORDS, RANK1, lambda final: os.truncate(
     final / RANK1, (final / RANK1).stat().st_size - 1))  # fmt: skip
 for _what in ("fifo", "directory", "device", "nowhere", "outside"):
     add(f"{_what} as COMMITTED", ALL, COMMITTED, lambda final, w=_what: forge.instead(final / COMMITTED, w))
-    add(f"{_what} as manifest", ALL, MANIFEST, lambda final, w=_what: forge.instead(final / MANIFEST, w))
+    add(f"{_what} as manifest", ALL, MANIFEST, lambda final, w=_what: forge.instead(manifest_in(final), w))
     add(f"{_what} as image", RECORDS, RANK1, lambda final, w=_what: forge.instead(final / RANK1, w))
     add(f"{_what} as vote", RECORDS, VOTES[1], lambda final, w=_what: forge.instead(vote_in(final, 1), w))
 

@@ -249,7 +249,7 @@ with connect("first") as client:
     ),
     _altered(
         "manifest-removed",
-        "rm $STORE/first/step-*/ckptd.manifest",
+        "rm $STORE/first/step-*/ckptd.*.manifest",
         cause="RestoreError: ",
         place="step-",
         hint="hint: .*is made again by: ckptd commit /place/store/first/step-000000001.i0001$",

@@ -27,7 +27,7 @@ from ckptd.store.posix import commit, removal
 from ckptd.store.posix.image_writer import make_set, write_image
 from ckptd.store.posix.publish import publish
 from ckptd.store.posix.scan import Place, files_at
-from ckptd.store.votes import read_vote, voting_places
+from ckptd.store.votes import read_node, voting_places
 from ckptd.system.files import FileLayer
 from tests import pythons
 from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
@@ -286,7 +286,8 @@ def a_pin(fs, place):
 def a_vote(fs, place):
     unfinished = files_at(fs, place.partial)
     for places in voting_places(unfinished):
-        commit.write_vote(fs, place.key, read_vote(unfinished, place.key.job, place.save, places).vote)
+        for voted in read_node(unfinished, place.key.job, place.save, places).votes:
+            commit.write_vote(fs, place.key, voted.vote)
 
 
 def a_drain(fs, place):
@@ -317,7 +318,7 @@ def test_a_directory_that_is_swapped_for_a_link_leads_nowhere(work, which, place
         (home / name / "sets" / SET).mkdir(parents=True)
         (home / name / ".x.tmp-0").write_text("mine")
         (home / name / "sets" / SET / vote).write_text("mine")
-    for name in ("COMMITTED", "ckptd.manifest", ".a.tmp-0", "node0", "r00000-p00.safetensors"):
+    for name in ("COMMITTED", f"ckptd.{0:016x}.manifest", ".a.tmp-0", "node0", "r00000-p00.safetensors"):
         (home / name).write_text("mine")
     before = below(home)
     kept = ground / "kept"

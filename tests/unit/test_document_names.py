@@ -11,7 +11,7 @@ PATH_RE = re.compile(
     r"^(?:ckptd|client|ckptd_client|tests|docs|systemd|deploy|bench|scripts|\.ci)/[\w./@-]*(?:::\w+)?$"
 )
 NAME_RE = re.compile(r"^ckptd(?:_client)?(?:\.\w+)+(?:\(\))?$")
-FILES_OF_USERS = {"ckptd.manifest", "ckptd.sock", "ckptd.log", "ckptd.service"}  # look like modules, are file names
+FILES_OF_USERS = {"ckptd.sock", "ckptd.log", "ckptd.service"}  # look like modules, are file names
 
 
 def quoted(text):

@@ -20,7 +20,7 @@ from ckptd.checkpoint.export.write import OutputFile, write_files
 from ckptd.shared.base.errors import CkptdError, IntegrityError, UsageError
 from ckptd.shared.format.dtypes import itemsize
 from ckptd.shared.format.integrity import XXH3, Integrity
-from ckptd.shared.format.manifest import COMMITTED, MANIFEST
+from ckptd.shared.format.root_names import has_records
 from ckptd.system import human
 from ckptd.system.files import FileLayer, is_temp
 
@@ -113,7 +113,7 @@ def _check_out(order: Order, out: str, source: str) -> None:
     if os.path.realpath(out).startswith(source + os.sep) or os.path.realpath(out) == source:
         raise UsageError(f"{out} lies in the checkpoint itself", hint="choose an OUT elsewhere")
     directory = order.format in _DIRECTORIES
-    if directory and any(os.path.lexists(os.path.join(out, name)) for name in (COMMITTED, MANIFEST)):
+    if directory and os.path.isdir(out) and has_records(os.listdir(out)):
         raise UsageError(f"{out} is a checkpoint itself", hint="choose an OUT elsewhere; --force replaces exports only")
     if not directory and os.path.isdir(out):
         raise UsageError(f"{out} is a directory", hint=f"name a file in it: {os.path.join(order.out, 'model.pt')}")

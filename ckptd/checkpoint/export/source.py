@@ -20,9 +20,7 @@ from ckptd.shared.format.committed import TRASH_PREFIX, file_findings, open_reco
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Layout, Path, decode_leaves
 from ckptd.shared.format.manifest import (
-    COMMITTED,
     LATEST,
-    MANIFEST,
     STOCK_FILES,
     STOCK_METADATA,
     FileRecord,
@@ -30,6 +28,7 @@ from ckptd.shared.format.manifest import (
 )
 from ckptd.shared.format.packed_layout import Known
 from ckptd.shared.format.replica_attestations import doubt
+from ckptd.shared.format.root_names import has_records
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.format.stored_records import StoredRecords
 from ckptd.shared.stores.kinds import open_files, real
@@ -117,7 +116,7 @@ def find(path: str, integrity: Integrity = XXH3) -> tuple[str, list[str]]:
         raise UsageError(f"{path} does not exist", hint=where_checkpoints_are(path)) from None
     except NotADirectoryError:
         pass
-    if {COMMITTED, MANIFEST} & set(names or ()) or parse_dirname(base) is not None:
+    if has_records(names or ()) or parse_dirname(base) is not None:
         return path, []
     store, job = os.path.split(path)
     found = open_store(store, integrity).scan(job)

@@ -19,8 +19,6 @@ from ckptd.shared.format.committed import RECORDS, TRASH_PREFIX, open_sound
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.layout import Extent
 from ckptd.shared.format.manifest import (
-    COMMITTED,
-    MANIFEST,
     FileRecord,
     Manifest,
     ParityRecord,
@@ -30,6 +28,7 @@ from ckptd.shared.format.manifest import (
     one_record_each,
 )
 from ckptd.shared.format.packed_layout import joined
+from ckptd.shared.format.root_names import has_records
 from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.format.stored_files import StoredFiles, read_some
@@ -103,7 +102,7 @@ def open_checkpoint(path: str, integrity: Integrity = XXH3) -> Checkpoint:
     files = open_files(path, integrity)
     what = ""
     try:
-        what = "" if ours or {COMMITTED, MANIFEST} & set(files.names()) else "is no checkpoint's directory"
+        what = "" if ours or has_records(files.names()) else "is no checkpoint's directory"
     except FileNotFoundError:
         what = "does not exist"
     except NotADirectoryError:

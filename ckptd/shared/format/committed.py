@@ -22,7 +22,6 @@ from ckptd.shared.format.committed_record import MAX_COMMITTED_NBYTES, Committed
 from ckptd.shared.format.integrity import Purpose
 from ckptd.shared.format.manifest import (
     COMMITTED,
-    MANIFEST,
     MAX_RECORD_NBYTES,
     STOCK_FILES,
     FileRecord,
@@ -101,10 +100,6 @@ class Opened:
         self.votes.append(vote)
         self._voted |= {record.rank: record for record in vote.files}
         return ""
-
-    def know(self, vote: Vote) -> bool:
-        """Whether other votes said all that this one says of its images."""
-        return all(self._voted.get(record.rank) == record for record in vote.files)
 
     @property
     def records(self) -> list[FileRecord]:
@@ -193,7 +188,7 @@ def read_stock_of(
     except OSError as error:
         return _unreadable(About.STOCK, where, error)
     if (len(data), files.integrity.digest(data, Purpose.STOCK)) != (stock.nbytes, stock.digest):
-        what = f"is not the file that {MANIFEST} knows: the bytes are damaged or another's"
+        what = "is not the file that the manifest knows: the bytes are damaged or another's"
         return Finding(About.STOCK, where, what, _hint(where))
     if stock.name == STOCK_FILES and (wrong := _index_misfit(data, manifest, records)):
         return Finding(About.STOCK, where, wrong, _hint(where))
@@ -244,12 +239,12 @@ def _of_committed(opened: Opened, job: str | None, save: SaveId | None) -> Itera
         what = f"says {shown(committed.save_id)} and {shown(committed.save.text)}: one of them is damaged"
         yield Finding(About.IDENTITY, where, what, _hint(where))
     yield from _of_claims(committed, files, job, save)
-    there = files.where(MANIFEST)
+    there = files.where(committed.manifest)
     try:
-        found = files.size(MANIFEST)
+        found = files.size(committed.manifest)
     except FileNotFoundError as error:
         hint = f"if all else is there, it is made again by: ckptd commit {files.location}"
-        yield Finding(About.IDENTITY, there, "missing", hint, error)
+        yield Finding(About.IDENTITY, where, f"selects {committed.manifest}, which is missing", hint, error)
         return
     except OSError as error:
         yield _unreadable(About.IDENTITY, there, error)
@@ -282,21 +277,19 @@ def _of_claims(committed: Committed, files: StoredFiles, job: str | None, save: 
 
 def _of_manifest(opened: Opened) -> Iterator[Finding]:
     files, committed = opened.files, opened.committed
-    where = files.where(MANIFEST)
+    if committed is None:
+        return  # it says which of them is the manifest
+    where = files.where(committed.manifest)
     try:
-        # Where the two differ, that is a finding already; its own digest says which of them is damaged.
-        fits = committed is not None and files.size(MANIFEST) == committed.manifest_nbytes
-        raw = files.read(MANIFEST, committed.manifest_nbytes if committed and fits else MAX_RECORD_NBYTES)
+        raw = files.read(committed.manifest, MAX_RECORD_NBYTES)
         opened.manifest = manifest = decode_manifest(raw, where=where, integrity=files.integrity)
     except (OSError, DamagedError) as error:
         yield _unreadable(About.MANIFEST, where, error)
         return
-    if committed is None:
-        return
     facts = _facts(committed), _facts(make_committed(manifest, raw, files.integrity))
     for name, said in facts[0].items():
         if said != facts[1][name]:
-            text = f"does not match {MANIFEST}: {name}: {said} and {facts[1][name]}"
+            text = f"does not match {committed.manifest}: {name}: {said} and {facts[1][name]}"
             yield Finding(About.MANIFEST, files.where(COMMITTED), text, _hint(where))
 
 
@@ -317,10 +310,9 @@ def _facts(committed: Committed) -> dict[str, object]:
 
 
 def _of_votes(opened: Opened) -> Iterator[Finding]:
-    """Those the manifest pins are held against it; without one, all that are there.
+    """Those the manifest pins, held against it; without one, all that are there.
 
-    A vote may come between the manifest and the final name, from a node that drained a rank that had a vote already:
-    its files are then those of the others.
+    Of others that lie there nothing is said: nodes that voted again have left them, or voted while this was committed.
     """
     files, manifest = opened.files, opened.manifest
     try:
@@ -329,48 +321,25 @@ def _of_votes(opened: Opened) -> Iterator[Finding]:
         if error.errno == errno.ELOOP:
             folder = files.where(SETS_DIR)
             yield Finding(About.VOTES, folder, "a symbolic link where a directory belongs", _hint(folder))
-    pinned: dict[str, Callable[[], Vote]] = {}
+    there: list[tuple[str, Callable[[], Vote]]] = []
     if manifest is not None:
-        pinned = {manifest.place_of(ref): partial(read_vote_of, files, manifest, ref) for ref in manifest.votes}
-    for place, read in pinned.items():
-        yield from _taken(opened, _vote(files.where(place), read), files.where(place))
-    there: list[str] = []
-    with contextlib.suppress(OSError):  # those that are pinned are missing, then
-        there = vote_places(files)
-    for place in there:
-        if place in pinned:
-            continue
+        there = [(manifest.place_of(ref), partial(read_vote_of, files, manifest, ref)) for ref in manifest.votes]
+    else:
+        with contextlib.suppress(OSError):
+            there = [(place, partial(_vote_at, files, place)) for place in vote_places(files)]
+    for place, read in there:
         where = files.where(place)
-        found = _vote(where, partial(_vote_at, files, place))
-        yield from _taken(opened, found, where) if manifest is None else _stranger(opened, manifest, found, where)
-
-
-def _vote(where: str, read: Callable[[], Vote]) -> Vote | Finding:
-    try:
-        return read()
-    except (OSError, DamagedError) as error:
-        return _unreadable(About.VOTES, where, error)
+        try:
+            differing = opened.take(read())
+        except (OSError, DamagedError) as error:
+            yield _unreadable(About.VOTES, where, error)
+            continue
+        if differing:
+            yield Finding(About.VOTES, where, f"says something else of {differing} than another vote", _hint(where))
 
 
 def _vote_at(files: StoredFiles, place: str) -> Vote:
     return read_vote_at(files, place).vote
-
-
-def _taken(opened: Opened, found: Vote | Finding, where: str) -> Iterator[Finding]:
-    """Adds a vote with which nothing is wrong."""
-    if isinstance(found, Finding):
-        yield found
-    elif differing := opened.take(found):
-        yield Finding(About.VOTES, where, f"says something else of {differing} than another vote", _hint(where))
-
-
-def _stranger(opened: Opened, manifest: Manifest, found: Vote | Finding, where: str) -> Iterator[Finding]:
-    """A vote that the manifest does not pin: what is wrong with it, unless others said all of it."""
-    unknown = f"a vote that {MANIFEST} does not know"
-    if isinstance(found, Finding):
-        yield Finding(About.VOTES, where, f"{unknown}: {found.what}", found.hint)
-    elif (found.job, found.save) != (manifest.job, manifest.save) or not opened.know(found):
-        yield Finding(About.VOTES, where, unknown, _hint(where))
 
 
 def vote_places(files: StoredFiles) -> list[str]:
@@ -408,7 +377,7 @@ def _index_misfit(data: bytes, manifest: Manifest, records: Iterable[FileRecord]
         return ""
     known = {extent.name for record in records for extent in record.extents()}
     stranger = next((name for name in index.files.values() if name not in known), None)
-    return f"names {shown(stranger)}, which is no file of {MANIFEST}" if stranger is not None else ""
+    return f"names {shown(stranger)}, which is no file of the manifest" if stranger is not None else ""
 
 
 def _of_size(about: About, name: str, files: StoredFiles, expected: int) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from ckptd.shared.base.ids import Counter, Incarnation, JobName, Nbytes, SaveId,
 from ckptd.shared.format.integrity import XXH3, DigestKind, Integrity, KeyId, Purpose
 from ckptd.shared.format.manifest import MAX_RECORD_NBYTES, LeftOut, Manifest
 from ckptd.shared.format.replica_attestations import Compared
+from ckptd.shared.format.root_names import manifest_name
 from ckptd.shared.format.sealed_record import VERSION, check_version, of_committed
 
 MAX_COMMITTED_NBYTES = 64 << 10
@@ -45,6 +46,11 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def save(self) -> SaveId:
         """The checkpoint this record belongs to."""
         return SaveId(self.incarnation, self.counter, self.step, bytes.fromhex(self.run))
+
+    @property
+    def manifest(self) -> str:
+        """Name of the manifest that it selects."""
+        return manifest_name(bytes.fromhex(self.manifest_digest))
 
 
 _encoder = msgspec.msgpack.Encoder()

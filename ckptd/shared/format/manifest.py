@@ -38,7 +38,6 @@ from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Attestati
 from ckptd.shared.format.sealed_record import VERSION, check_version, of_record, open_record, sealed
 from ckptd.shared.format.set_places import parity_place, vote_place
 
-MANIFEST = "ckptd.manifest"
 COMMITTED = "COMMITTED"
 LATEST = "latest"
 STOCK_METADATA: Final = ".metadata"
@@ -148,7 +147,10 @@ def pairs(runs: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class VoteRef(msgspec.Struct, frozen=True, array_like=True):
-    """A vote's node, size and digest, so that the manifest pins it; and which ranks are read from it."""
+    """A vote's node, size and digest, so that the manifest pins it; and which ranks are read from it.
+
+    A node may have several: each has a rank that is in no other.
+    """
 
     node: NodeName
     folder: Index  # its set's, among those of the manifest
@@ -186,7 +188,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     save: SaveId
     world_size: WorldSize
     folders: list[SetName]  # of the votes' sets, in order
-    votes: list[VoteRef]  # by node
+    votes: list[VoteRef]  # by node, then by place
     files: Index  # of all images
     nbytes: Nbytes  # of all images
     replicas: Compared = Compared.NO_REPLICAS  # how much of what ranks hold alike was compared when it was saved
@@ -318,7 +320,7 @@ def decode_manifest(data: bytes, *, where: str, integrity: Integrity = XXH3) -> 
         raise DamagedError(f"{where}: its sets are not in order")
     if any(ref.folder >= len(manifest.folders) for ref in manifest.votes):
         raise DamagedError(f"{where}: a vote of no set")
-    named = collections.Counter([ref.node for ref in manifest.votes] + [file.name for file in manifest.stock])
+    named = collections.Counter([*map(manifest.place_of, manifest.votes), *(file.name for file in manifest.stock)])
     if twice := next((name for name, count in named.items() if count > 1), None):
         raise DamagedError(f"{where}: lists {twice} twice")
     return manifest
@@ -373,13 +375,23 @@ def one_record_each(votes: Iterable[Vote]) -> list[FileRecord]:
     return [found[rank][0] for rank in sorted(found)]
 
 
-def best_of(votes: Sequence[Voted]) -> Voted:
-    """That of one node's votes of an epoch which counts: of the most ranks, then with parity, then the last by digest.
+def cover(votes: Iterable[Voted]) -> list[Voted]:
+    """Those of one node's votes of an epoch which count: they have every rank that any of them has.
 
-    The node may have drained more of its ranks since, or its parity. Raises DamagedError when two differ about a rank.
+    The one of the most ranks, then with parity, then the last by digest; and of the others, in this order, each with a
+    rank that those before it lack. A node that is ordered again may drain other ranks than before, or more of them.
+    Raises DamagedError when two differ about a rank.
     """
-    one_record_each([voted.vote for voted in votes])
-    return max(votes, key=lambda voted: (len(voted.vote.files), voted.vote.parity is not None, voted.digest))
+    order = sorted(votes, key=lambda voted: (len(voted.vote.files), voted.vote.parity is not None, voted.digest))
+    one_record_each([voted.vote for voted in order])
+    chosen: list[Voted] = []
+    ranks: set[int] = set()
+    for voted in reversed(order):
+        said = {record.rank for record in voted.vote.files}
+        if not chosen or said - ranks:
+            chosen.append(voted)
+            ranks |= said
+    return chosen
 
 
 def make_manifest(
@@ -389,18 +401,16 @@ def make_manifest(
 
     A rank may have two votes: its drain began on one node, and again on another that had the segment too. Both wrote
     the same bytes under the same name, so they agree to the bit, and the vote of the first node by name is read for it.
-    Raises DamagedError when they do not, when votes disagree about the job, the save or the world, when a node has two,
-    or when they leave a rank out.
+    Raises DamagedError when they do not, when votes disagree about the job, the save or the world, or when they leave
+    a rank out.
     """
-    votes = sorted(votes, key=lambda voted: voted.vote.node)
+    votes = sorted(votes, key=lambda voted: (voted.vote.node, voted.place))
     first = votes[0].vote if votes else None
     if first is None or any(
         (v.store_id, v.job, v.save, v.world_size) != (first.store_id, first.job, save, first.world_size)
         for v, *_ in votes
     ):
         raise DamagedError(f"votes for {save} are missing or disagree about the store, the job or the run")
-    if len({v.node for v, *_ in votes}) != len(votes):
-        raise DamagedError(f"votes for {save}: a node has two")
     files = one_record_each([v for v, *_ in votes])
     if not are_all_ranks(files, first.world_size):
         raise DamagedError(f"votes for {save} cover {len(files)} of {first.world_size} ranks")

@@ -11,7 +11,6 @@ from typing import overload
 from ckptd.shared.base.errors import DamagedError, IntegrityError
 from ckptd.shared.format.integrity import Purpose
 from ckptd.shared.format.manifest import (
-    MANIFEST,
     MAX_RECORD_NBYTES,
     FileRecord,
     Manifest,
@@ -67,7 +66,7 @@ class StoredRecords(Sequence[FileRecord]):
         try:
             one_record_each(self.votes())
         except DamagedError as error:
-            raise DamagedError(f"{self.files.where(MANIFEST)}: {error.message}", hint=_hint(self.files)) from error
+            raise DamagedError(f"{self.files.location}: {error.message}", hint=_hint(self.files)) from error
         return (self[rank] for rank in range(len(self)))
 
     def vote_for(self, rank: int) -> Vote:
@@ -93,7 +92,7 @@ def vote_bytes(files: StoredFiles, manifest: Manifest, ref: VoteRef) -> bytes:
     place = manifest.place_of(ref)
     raw = files.read(place, ref.nbytes)
     if (len(raw), files.integrity.digest(raw, Purpose.VOTE_FILE)) != (ref.nbytes, ref.digest):
-        raise DamagedError(f"{files.where(place)}: is not the vote that {MANIFEST} was made from", hint=_hint(files))
+        raise DamagedError(f"{files.where(place)}: is not the vote that the manifest was made from", hint=_hint(files))
     return raw
 
 
@@ -137,8 +136,8 @@ def misfit_of(vote: Vote, manifest: Manifest, ref: VoteRef) -> str:
         return f"is the vote of node {vote.node!r} in {vote.folder}"
     said = (vote.store_id, vote.job, vote.save, vote.world_size)
     if said != (manifest.store_id, manifest.job, manifest.save, manifest.world_size):
-        return f"a vote that {MANIFEST} does not know"
+        return "a vote that the manifest does not know"
     ranks = [record.rank for record in vote.files]
     if len(set(ranks)) != len(ranks) or not set(ref.ranks) <= set(ranks):
-        return f"its files are not those of {MANIFEST}"
+        return "its files are not those of the manifest"
     return ""

@@ -4,7 +4,6 @@ Each is safe to repeat and harmless when two processes, on one node or two, run 
 file system does and raise OSError or CkptdError.
 """
 
-import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping
@@ -14,28 +13,25 @@ import msgspec
 
 from ckptd.shared.base.errors import CkptdError, DamagedError
 from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname
-from ckptd.shared.format.committed import identify
+from ckptd.shared.format.committed import RECORDS, identify, open_sound
 from ckptd.shared.format.committed_record import Committed, encode_committed, make_committed
 from ckptd.shared.format.integrity import Purpose
 from ckptd.shared.format.manifest import (
     COMMITTED,
     LATEST,
-    MANIFEST,
     MAX_RECORD_NBYTES,
     STOCK_FILES,
-    Manifest,
+    STOCK_METADATA,
+    STOCK_OBJECTS,
     StockFile,
     StockName,
     Vote,
-    decode_manifest,
     encode_record,
     make_manifest,
-    one_record_each,
     vote_file,
 )
+from ckptd.shared.format.root_names import is_manifest
 from ckptd.shared.format.set_places import SETS_DIR
-from ckptd.shared.format.stored_files import StoredFiles
-from ckptd.shared.format.stored_records import read_vote_of
 from ckptd.shared.format.together import Alive, silent, together
 from ckptd.shared.protocol.publication import Intents
 from ckptd.store.facts import CommitOutcome, Committer
@@ -96,7 +92,8 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     committed = committed_at(fs, place)
     if committed is None:
         try:
-            committed = _write_and_rename(fs, place, writer, alive)
+            made = _write_and_rename(fs, place, writer, alive)
+            committed = committed_at(fs, place) or made  # of two committers one has selected its manifest
         except (OSError, DamagedError):
             # Another committer may have renamed the directory under us. Then all we wanted is at the target.
             committed = committed_at(fs, place)
@@ -116,7 +113,7 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     note = set_latest(fs, place)
     failpoints.reach("commit.after-latest")
     unpublished = publish(fs, key, save, intents)
-    notes = [note, unpublished, _tidy(fs, place.final)]  # each whatever became of the others
+    notes = [note, unpublished, _tidy(fs, place)]  # each whatever became of the others
     return CommitOutcome(committed, "; ".join(filter(None, notes)), published=not unpublished)
 
 
@@ -129,16 +126,20 @@ def _write_and_rename(fs: FileLayer, place: Place, writer: str, alive: Alive) ->
     failpoints.reach("commit.before-manifest")
     files, left_out = stock_files(voted, place.save, alive)
     manifest = msgspec.structs.replace(manifest, stock=_publish_stock(fs, place, files), left_out=left_out)
-    manifest, raw = _publish_manifest(fs, unfinished, manifest, voted)
-    failpoints.reach("commit.before-committed")
+    raw = encode_record(manifest, fs.integrity)
     committed = make_committed(manifest, raw, fs.integrity)
+    path = os.path.join(place.partial, committed.manifest)
+    fs.rename(fs.write_temp(path, raw, before_sync=_reaching("commit.manifest-unsynced")), path)
     if any(file.name == STOCK_FILES for file in manifest.stock):
         mark_unpublished(fs, place.partial)
+    # All names, of the images too, before COMMITTED selects them: another committer may rename it right away.
+    fs.fsync_dir(os.path.join(place.partial, SETS_DIR))
+    fs.fsync_dir(place.partial)
+    failpoints.reach("commit.before-committed")
     path = os.path.join(place.partial, COMMITTED)
     temp = fs.write_temp(path, encode_committed(committed), before_sync=_reaching("commit.committed-unsynced"))
     fs.rename(temp, path)
-    fs.fsync_dir(os.path.join(place.partial, SETS_DIR))
-    fs.fsync_dir(place.partial)  # and with it the names of all images
+    fs.fsync_dir(place.partial)
     failpoints.reach("commit.before-rename")
     fs.rename(place.partial, place.final)
     return committed
@@ -147,9 +148,9 @@ def _write_and_rename(fs: FileLayer, place: Place, writer: str, alive: Alive) ->
 def _publish_stock(fs: FileLayer, place: Place, files: Mapping[StockName, bytes]) -> list[StockFile]:
     """What lies there for stock readers from now on, synced but for the names.
 
-    Before the manifest, which pins their digests. As of the manifest, the first one stays: two committers of different
-    versions may write different bytes. But with a key, bytes that this commit would not write are replaced: what
-    anybody may have put there must not be proved by it.
+    Before the manifest, which pins their digests. The first one stays, whichever manifest COMMITTED selects: two
+    committers of different versions may write different bytes. But with a key, bytes that this commit would not write
+    are replaced: what anybody may have put there must not be proved by it.
     """
     found = []
     for name, data in files.items():
@@ -160,35 +161,6 @@ def _publish_stock(fs: FileLayer, place: Place, files: Mapping[StockName, bytes]
             fs.rename(fs.write_temp(path, data), path)
         found.append(StockFile(name, len(there), fs.integrity.digest(there, Purpose.STOCK)))
     return found
-
-
-def _publish_manifest(
-    fs: FileLayer, unfinished: StoredFiles, manifest: Manifest, votes: list[Vote]
-) -> tuple[Manifest, bytes]:
-    """The manifest that lies there now, and its bytes.
-
-    Two committers of different versions write different bytes, and so do two between whom one more vote came; the
-    COMMITTED of one must not meet the manifest of the other. So the first manifest stays, unless it is damaged or a
-    vote that it was made from is not there any more.
-    """
-    path = unfinished.where(MANIFEST)
-    raw = encode_record(manifest, fs.integrity)
-    temp = fs.write_temp(path, raw, before_sync=_reaching("commit.manifest-unsynced"))
-    if fs.publish(temp, path):
-        return manifest, raw
-    there = fs.read_file(path, MAX_RECORD_NBYTES)
-    with contextlib.suppress(DamagedError, OSError):
-        found = decode_manifest(there, where=path, integrity=fs.integrity)
-        theirs = msgspec.structs.replace(
-            found, writer=manifest.writer, folders=manifest.folders, votes=manifest.votes
-        )  # fmt: skip
-        if theirs == manifest:
-            ours = {(manifest.place_of(ref), ref.digest) for ref in manifest.votes}
-            others = [ref for ref in found.votes if (found.place_of(ref), ref.digest) not in ours]
-            one_record_each([*votes, *(read_vote_of(unfinished, found, ref) for ref in others)])
-            return found, there
-    fs.rename(fs.write_temp(path, raw, before_sync=_reaching("commit.manifest-unsynced")), path)
-    return manifest, raw
 
 
 def set_latest(fs: FileLayer, place: Place) -> str:
@@ -211,11 +183,16 @@ def _latest_save(fs: FileLayer, path: str) -> SaveId | None:
         return None
 
 
-def _tidy(fs: FileLayer, path: str) -> str:
-    """Empty, or why hidden files of crashed writers stayed. Only under the final name, where nobody writes."""
+def _tidy(fs: FileLayer, place: Place) -> str:
+    """Empty, or why files of crashed writers, or of another committer, stayed. Only under the final name.
+
+    Nobody writes there.
+    """
+    path = place.final
 
     def tidy(directory: str) -> None:
-        for name in filter(is_temp, fs.listdir(directory)):
+        names = fs.listdir(directory)
+        for name in [*filter(is_temp, names), *(_not_selected(fs, place, names) if directory == path else ())]:
             fs.unlink(os.path.join(directory, name))
 
     try:
@@ -223,6 +200,17 @@ def _tidy(fs: FileLayer, path: str) -> str:
         together(tidy, [path, *(os.path.join(sets, name) for name in fs.listdir(sets))])
     except FileNotFoundError:
         return ""  # the other committer tidies too
-    except OSError as error:
+    except (OSError, DamagedError) as error:
         return f"{path} was not tidied: {error}"
     return ""
+
+
+def _not_selected(fs: FileLayer, place: Place, names: list[str]) -> list[str]:
+    """What two committers with different votes have left: manifests but for that of COMMITTED, and what these pin."""
+    manifests = list(filter(is_manifest, names))
+    if len(manifests) < 2:  # noqa: PLR2004 - as a rule there is one
+        return []
+    manifest = open_sound(files_at(fs, place.final), RECORDS, save=place.save)
+    selected = identify(files_at(fs, place.final), save=place.save).manifest
+    pinned = {selected, *(file.name for file in manifest.stock)}
+    return [name for name in names if name in {*manifests, STOCK_METADATA, STOCK_OBJECTS, STOCK_FILES} - pinned]

@@ -8,9 +8,10 @@ import pytest
 from ckptd.cli import invoke
 from ckptd.shared.files.integrity_key import write_key
 from ckptd.shared.format.integrity import KEYED_KIND
-from ckptd.shared.format.manifest import MANIFEST, decode_manifest
+from ckptd.shared.format.manifest import decode_manifest
 from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals
 from tests.faults.nodes.clusters import KB, a_cluster
+from tests.runs import manifest_in
 from tests.stored import parity_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120), pytest.mark.xdist_group("nodes-integrity")]
@@ -64,8 +65,7 @@ def test_staged_protected_durable_and_back_by_each_tier(zygote, tmp_path, capsys
         cluster.end(ranks)
 
         final = max(glob.glob(os.path.join(cluster.store, "job", "step-*")))
-        with open(os.path.join(final, MANIFEST), "rb") as file:
-            manifest = decode_manifest(file.read(), where="manifest", integrity=integrity)
+        manifest = decode_manifest(manifest_in(final).read_bytes(), where="manifest", integrity=integrity)
         assert (manifest.digest_kind, manifest.key_id) == (KEYED_KIND, integrity.key_id)
         assert len(parity_of(final, integrity)) == 3
         assert invoke(["verify", "--key", key, final]) == 0

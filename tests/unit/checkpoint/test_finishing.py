@@ -10,7 +10,7 @@ from ckptd.checkpoint.finish import finish
 from ckptd.checkpoint.verify import verify_path
 from ckptd.cli import invoke
 from ckptd.shared.base.ids import JobKey, SaveId
-from tests.runs import RUN, VOTES, file_in, vote_in
+from tests.runs import MANIFEST, RUN, VOTES, file_in, vote_in
 from tests.unit.checkpoint.test_verify import build
 
 OLD, SAVE, NEW = SaveId(1, 1, 20, RUN), SaveId(1, 2, 30, RUN), SaveId(1, 3, 40, RUN)
@@ -67,12 +67,12 @@ def test_what_a_newer_one_has_overtaken_is_left(tmp_path, capsys):
     assert partial.is_dir()
 
 
-@pytest.mark.parametrize("lost", [("COMMITTED",), ("ckptd.manifest",), ("COMMITTED", "ckptd.manifest")], ids=" ".join)
+@pytest.mark.parametrize("lost", [("COMMITTED",), (MANIFEST,), ("COMMITTED", MANIFEST)], ids=" ".join)
 def test_what_lost_its_records_is_committed_again_also_beside_a_newer_one(tmp_path, capsys, lost):
     final = build(tmp_path, SAVE)
     build(tmp_path, NEW)
     for name in lost:
-        (final / name).unlink()
+        file_in(final, name).unlink()
     assert invoke(["list", "--json", str(final.parent)]) == 1
     assert f"by: ckptd commit {final}" in capsys.readouterr().out
     assert invoke(["commit", str(final)]) == 0

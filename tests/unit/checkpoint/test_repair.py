@@ -13,11 +13,12 @@ from ckptd.checkpoint.verify import verify_path
 from ckptd.cli import invoke
 from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.format.digest import BLOCK_NBYTES
-from ckptd.shared.format.manifest import COMMITTED, MANIFEST
+from ckptd.shared.format.manifest import COMMITTED
 from ckptd.shared.format.schemes import Scheme
 from tests import pythons
 from tests.cluster import ROOT
 from tests.parity_store import Made
+from tests.runs import manifest_in
 
 KIB, MIB = 1 << 10, 1 << 20
 SMALL = [[50_000], [80_001, 3], [33_333]]
@@ -191,8 +192,8 @@ def test_what_is_no_checkpoint_is_reported(tmp_path, arenas):
     with pytest.raises(UsageError, match="no checkpoint's directory"):
         rebuild(str(tmp_path))
     final = Made(tmp_path, arenas, SMALL).commit()
-    flip(final / MANIFEST, 50)
-    with pytest.raises(CkptdError, match=MANIFEST):
+    flip(manifest_in(final), 50)
+    with pytest.raises(CkptdError, match=r"ckptd\..*manifest"):
         rebuild(str(final))
     os.unlink(final / COMMITTED)
     with pytest.raises(CkptdError, match="not committed"):

@@ -22,7 +22,6 @@ from ckptd.shared.format.digest import KIND, digest
 from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.format.manifest import (
     COMMITTED,
-    MANIFEST,
     STOCK_FILES,
     FileRecord,
     StockFile,
@@ -34,7 +33,7 @@ from ckptd.shared.format.manifest import (
 from ckptd.shared.format.packed_layout import encode_layout, parted
 from ckptd.shared.format.sealed_record import VERSION
 from ckptd.shared.stores.directory import DirectoryFiles
-from tests.runs import RUN, SET, STORE_ID, VOTES
+from tests.runs import MANIFEST, RUN, SET, STORE_ID, VOTES
 from tests.slots import build_image, some_tensors
 from tests.stored import voted
 
@@ -90,8 +89,9 @@ def checkpoint(path: str = PATH, index: object = None) -> Memory:
     )  # fmt: skip
     place, files[place] = vote_file(vote)
     manifest = make_manifest([voted(vote)], save=SAVE, writer="test", stock=stock)
-    files[MANIFEST] = raw = encode_record(manifest)
-    files[COMMITTED] = encode_committed(make_committed(manifest, raw))
+    raw = encode_record(manifest)
+    committed = make_committed(manifest, raw)
+    files |= {committed.manifest: raw, COMMITTED: encode_committed(committed)}
     return Memory({f"{path}/{name}": data for name, data in files.items()})
 
 
@@ -128,8 +128,8 @@ def test_an_error_of_the_machine_is_no_damage(name, number) -> None:
     [
         ([], "no index of a trainer's files"),
         ({"save_id": "1", "files": {}}, "is of save '1', not of step 100"),
-        ({"save_id": SAVE.text, "files": {"a": "../a"}}, r"names '../a', which is no file of ckptd.manifest"),
-        ({"save_id": SAVE.text, "files": {"a": MANIFEST}}, "names 'ckptd.manifest', which is no file of"),
+        ({"save_id": SAVE.text, "files": {"a": "../a"}}, r"names '../a', which is no file of the manifest"),
+        ({"save_id": SAVE.text, "files": {"a": COMMITTED}}, "names 'COMMITTED', which is no file of"),
     ],
 )
 def test_the_index_of_a_trainers_files_is_of_this_save_and_of_its_files_alone(index, words) -> None:

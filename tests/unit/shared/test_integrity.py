@@ -25,7 +25,6 @@ from ckptd.shared.format.committed_record import decode_committed, encode_commit
 from ckptd.shared.format.digest import BLOCK_NBYTES, KIND
 from ckptd.shared.format.integrity import KEYED_KIND, XXH3, Keyed, Purpose
 from ckptd.shared.format.manifest import (
-    MANIFEST,
     STOCK_METADATA,
     Vote,
     decode_manifest,
@@ -344,8 +343,9 @@ def test_a_reader_without_a_key_says_what_to_type(tmp_path):
     (final / place).write_bytes(raw)
     manifest = make_manifest([voted(vote, ONE)], save=SAVE, writer="w", integrity=ONE)
     raw = encode_record(manifest, ONE)
-    (final / MANIFEST).write_bytes(raw)
-    (final / "COMMITTED").write_bytes(encode_committed(make_committed(manifest, raw, ONE)))
+    committed = make_committed(manifest, raw, ONE)
+    (final / committed.manifest).write_bytes(raw)
+    (final / "COMMITTED").write_bytes(encode_committed(committed))
     with pytest.raises(IntegrityError, match="no key was given") as caught:
         open_checkpoint(str(final))
     assert "--key FILE" in caught.value.hint

@@ -48,7 +48,8 @@ def stored(*votes, runs):
     manifest = msgspec.structs.replace(sound, votes=refs)
     raw = man.encode_record(manifest)
     files = {manifest.place_of(ref): man.encode_record(one.vote) for ref, one in zip(refs, votes, strict=True)}
-    files |= {man.MANIFEST: raw, man.COMMITTED: encode_committed(make_committed(manifest, raw))}
+    committed = make_committed(manifest, raw)
+    files |= {committed.manifest: raw, man.COMMITTED: encode_committed(committed)}
     return DirectoryFiles(f"/store/job/{SAVE.dirname}", XXH3, Memory(files)), manifest
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.integrity import Keyed
-from ckptd.shared.format.manifest import MANIFEST, STOCK_METADATA
+from ckptd.shared.format.manifest import STOCK_METADATA
 from ckptd.shared.format.origin import MARKER, Origin
 from ckptd.shared.protocol.publication import Draft, Publication, check_publication
 from ckptd.store.posix.publish_state import publish_state
@@ -21,7 +21,7 @@ from ckptd.store.posix.removal import remove_checkpoint
 from ckptd.store.posix.store import PosixStore
 from ckptd.system.files import FileLayer
 from tests.checkpoints import write_checkpoint
-from tests.runs import OTHER_RUN, RUN
+from tests.runs import OTHER_RUN, RUN, manifest_in
 
 SAVE = SaveId(3, 1, 100, RUN)
 NEWER = SaveId(3, 2, 90, RUN)
@@ -178,8 +178,8 @@ def test_with_a_key_a_manifest_that_another_user_wrote_publishes_nothing(key, fo
     """COMMITTED is ours, and the files that the records name are another's."""
     states = [{"w": torch.arange(5.0), "lr": 0.1}] * 2
     final = write_checkpoint(key.store, states, job="job", save=SAVE, integrity=KEY)
-    raw = (final / MANIFEST).read_bytes()
-    (final / MANIFEST).write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    raw = manifest_in(final).read_bytes()
+    manifest_in(final).write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
     draft = drafted(key, folder / "x")
     assert "x is not published" in published(key, SAVE, draft, fs=FileLayer(key.store, KEY))
     assert listed(folder) == [os.path.basename(draft.path)]

@@ -20,7 +20,7 @@ from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.committed import TRASH_PREFIX
-from ckptd.shared.format.manifest import COMMITTED, LATEST, MANIFEST
+from ckptd.shared.format.manifest import COMMITTED, LATEST
 from ckptd.shared.format.slot import align_up
 from ckptd.store import image
 from ckptd.store.image import Flow, Image
@@ -33,7 +33,7 @@ from ckptd.store.posix.store import PosixStore
 from ckptd.store.worker import other_jobs
 from ckptd.system.files import FileLayer, is_temp, temp_name
 from tests.records import pin, unpin
-from tests.runs import RUN, SET, VOTES, vote_in
+from tests.runs import MANIFEST, RUN, SET, VOTES, manifest_in, vote_in
 from tests.slots import Slot, make_vote, some_tensors, write_slot
 from tests.stored import records_of
 
@@ -126,8 +126,8 @@ def test_scan_lists_what_it_cannot_read_as_problems(key) -> None:
     os.makedirs(f"{key.store}/demo/step-000000001.i0001")
     other = f"{key.store}/demo/step-000000002.i0003"
     os.makedirs(other)
-    for name in (COMMITTED, MANIFEST):
-        os.link(f"{good.final}/{name}", f"{other}/{name}")
+    for path in (f"{good.final}/{COMMITTED}", manifest_in(good.final)):
+        os.link(path, f"{other}/{os.path.basename(path)}")
     found = scan(fs, key)
     assert [entry.dirname for entry in found.committed] == ["step-000000100.i0003"]
     assert len(found.problems) == 2
@@ -415,12 +415,17 @@ def test_many_committers_in_threads(key) -> None:
         assert verify_path(place.final).ok
 
 
-def test_a_manifest_of_other_votes_is_replaced(key) -> None:
+def test_a_manifest_that_is_torn_is_replaced_and_another_one_goes(key) -> None:
     fs = FileLayer()
+    first = committed(fs, key, SAVE)
+    name = os.path.basename(manifest_in(first.final))
+    shutil.rmtree(first.final)
     place = drained(fs, key, SAVE)
-    with open(f"{place.partial}/{MANIFEST}", "wb") as file:
-        file.write(b"torn")
+    for one in (name, f"ckptd.{0:016x}.manifest"):
+        with open(f"{place.partial}/{one}", "wb") as file:
+            file.write(b"torn")
     commit(fs, key, SAVE, "test")
+    assert os.path.basename(manifest_in(place.final)) == name
     assert verify_path(place.final).ok
 
 
@@ -500,8 +505,8 @@ def test_what_is_no_valid_checkpoint_is_not_removed_as_one(key) -> None:
     fs = FileLayer()
     old = committed(fs, key, SaveId(1, 1, 1, RUN))
     committed(fs, key, SaveId(1, 2, 2, RUN))
-    os.truncate(f"{old.final}/{MANIFEST}", 3)
-    with pytest.raises(DamagedError, match=f"{MANIFEST}: 3 bytes, COMMITTED says "):
+    os.truncate(manifest_in(old.final), 3)
+    with pytest.raises(DamagedError, match=r"ckptd\..*manifest: 3 bytes, COMMITTED says "):
         remove_checkpoint(fs, key, old.save)
 
 
@@ -526,7 +531,7 @@ def test_a_removal_takes_committed_away_first_and_of_a_link_the_link_alone(key) 
     remove_checkpoint(fs, key, old.save)
     at = Told.done.index(COMMITTED)
     assert Told.done[at : at + 2] == [COMMITTED, ".trash"]
-    assert not [name for name in Told.done[:at] if name in {MANIFEST, ".metadata"} or name.startswith("r0")]
+    assert not [name for name in Told.done[:at] if name == ".metadata" or name.startswith((MANIFEST, "r0"))]
     sweep_trash(fs, key)
     assert [entry.committed.save for entry in scan(fs, key).committed] == [new.save]
     assert not [name for name in os.listdir(new.job_dir) if name.startswith(TRASH_PREFIX)]

@@ -19,7 +19,6 @@ from ckptd.shared.format import layout as lay
 from ckptd.shared.format.digest import digest
 from ckptd.shared.format.dtypes import DTYPES
 from ckptd.shared.format.manifest import (
-    MANIFEST,
     STOCK_METADATA,
     STOCK_OBJECTS,
     StockObjects,
@@ -37,7 +36,7 @@ from ckptd.store.posix.image_writer import make_set, write_image
 from ckptd.store.posix.scan import Place
 from ckptd.store.stock_files import stock_files
 from ckptd.system.files import FileLayer
-from tests.runs import RUN, SET
+from tests.runs import RUN, SET, manifest_in
 from tests.slots import Slot, build_image, make_vote, write_slot
 
 SAVE = SaveId(1, 2, 30, RUN)
@@ -77,7 +76,7 @@ def finish(place, writer="test"):
 
 
 def manifest_of(final):
-    return decode_manifest((final / MANIFEST).read_bytes(), where="here")
+    return decode_manifest(manifest_in(final).read_bytes(), where="here")
 
 
 def words(final):
@@ -181,7 +180,7 @@ def test_a_metadata_that_the_manifest_does_not_know_is_noticed(tmp_path):
     final = finish(drain(tmp_path / "store", slots_in(tmp_path, archives=False), objects=None))
     (final / STOCK_METADATA).write_bytes(b"crafted")
     assert f"{final / STOCK_METADATA}: no part of the checkpoint" in words(final)
-    os.unlink(final / MANIFEST)
+    os.unlink(manifest_in(final))
     assert STOCK_METADATA not in words(final)
 
 
@@ -290,7 +289,7 @@ def test_a_plain_dcp_load_reads_it_back(tmp_path):
 
 
 def test_a_commit_gives_signs_of_life_while_the_list_is_made(tmp_path):
-    """Twice for each image, whose boxes are counted and read, and thrice for each of the two tensors of the list."""
+    """For each image when its boxes are counted and when they are read, and thrice for each tensor of the list."""
     key, signs = JobKey(str(tmp_path), "demo"), []
     votes = [make_vote(key, SAVE, f"n{rank}", [slot], world_size=2) for rank, slot in enumerate(slots_in(tmp_path))]
     assert STOCK_METADATA in stock_files(votes, SAVE, lambda: signs.append(1)).files

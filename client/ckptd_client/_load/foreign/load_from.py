@@ -15,7 +15,8 @@ from ckptd.shared.files.refused import REFUSALS, why_refused
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Leaf, Leaves, Path, is_path_text
-from ckptd.shared.format.manifest import COMMITTED, LATEST, MANIFEST
+from ckptd.shared.format.manifest import LATEST
+from ckptd.shared.format.root_names import has_records
 from ckptd.shared.stores.kinds import absolute, is_url, real
 from ckptd_client._daemon.link import Link
 from ckptd_client._load.checkpoint import open_directory
@@ -130,7 +131,7 @@ def kind_of(path: str, call: str = "client.load_from({!r}, state)") -> str:
     names = set(os.listdir(path)) if os.path.isdir(path) else set()
     last = os.path.basename(os.path.realpath(path))
     ours = parse_dirname(last) or parse_partial_dirname(last) or last.startswith(TRASH_PREFIX)
-    if ours or names & {COMMITTED, MANIFEST}:
+    if ours or has_records(names):
         return "ckptd"  # or should be: open_committed raises what is wrong
     if METADATA in names:
         return "dcp"
@@ -146,10 +147,18 @@ def kind_of(path: str, call: str = "client.load_from({!r}, state)") -> str:
     return "safetensors"
 
 
+def _names(directory: str) -> list[str]:
+    """In the directory; none where they may not be read."""
+    try:
+        return os.listdir(directory)
+    except PermissionError:
+        return []
+
+
 def _check_alone(path: str, call: str) -> None:
     """Refuses one file of a checkpoint: without digests, a rank's part of a tensor would count as complete."""
     for directory in (os.path.dirname(path), os.path.dirname(os.path.realpath(path))):
-        if any(os.path.lexists(os.path.join(directory, name)) for name in (COMMITTED, MANIFEST)):
+        if has_records(_names(directory)):
             raise UsageError(f"{path} is one file of a checkpoint", hint=call.format(directory))
     if is_torch_file(path):
         raise UsageError(f"{path} is a torch.save file", hint=f"torch.load({path!r}, weights_only=True)")
