@@ -28,7 +28,7 @@ from ckptd.shared.format.digest import KIND, block_count
 from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.format.layout import VERSION as LAYOUT_VERSION
 from ckptd.shared.format.layout import Layout, Leaf, Leaves, Planned, TensorEntry, box_nbytes, encode_leaves
-from ckptd.shared.format.manifest import VERSION, FileRecord, Vote, layout_of
+from ckptd.shared.format.manifest import VERSION, FileRecord, Vote
 from ckptd.shared.format.packed_layout import Parts, Spread, encode_layout, joined, parted
 from ckptd.shared.format.placement import Mesh, Placed, box_at
 from ckptd.shared.format.set_places import SETS_DIR, set_folder
@@ -199,7 +199,7 @@ def measure(kind: str, ranks: int, count: int, scratch: str) -> dict[str, Any]:
         began = time.monotonic()
         rank = ranks // 2 + 3
         records = open_records(Read(str(final), XXH3))
-        layout = layout_of(records[rank], ranks, where="bench")
+        layout = records.layout(rank)
         load_s = time.monotonic() - began
         return {
             "kind": kind, "ranks": ranks, "boxes": writer.boxes, "records_nbytes": sum(walk(final)),

@@ -19,7 +19,7 @@ from ckptd.shared.format.columns import column, numbers_in, parts_in, signed, sq
 from ckptd.shared.format.committed_record import encode_committed, make_committed
 from ckptd.shared.format.digest import blocks, digest
 from ckptd.shared.format.manifest import COMMITTED, FileRecord, Manifest, decode_manifest, decode_vote
-from ckptd.shared.format.packed_layout import Parts, layout_in
+from ckptd.shared.format.packed_layout import Known, Parts, layout_in
 from ckptd.shared.format.set_places import vote_place, voter
 from tests.runs import SET, manifest_in
 
@@ -148,7 +148,7 @@ def edit_layout(final: Path, change: Callable[[Any], None], rank: int = 0) -> No
 
 
 def plain_layout(final: Path, rank: int = 0) -> Any:
-    return plain(layout_in(records_of(final)[rank].layout, where="forge"))
+    return plain(layout_in(records_of(final)[rank].layout, where="forge", known=Known()))
 
 
 def opened(parts: Parts) -> dict[str, Any]:

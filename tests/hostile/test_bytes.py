@@ -19,7 +19,7 @@ from ckptd.shared.format import rank_file, slot
 from ckptd.shared.format.committed_record import decode_committed
 from ckptd.shared.format.digest import digest
 from ckptd.shared.format.header import check_header
-from ckptd.shared.format.packed_layout import decode_layout, joined, layout_in
+from ckptd.shared.format.packed_layout import Known, decode_layout, joined, layout_in
 from ckptd.shared.torchfile.metadata_read import stranger_in
 from ckptd_client._load.rounds import read_checkpoint
 from ckptd_client._local.rank import Group
@@ -40,7 +40,7 @@ def sound(tmp_path_factory):
 def parts(sound):
     """What each decoder takes: (name, its bytes, decoder)."""
     record = forge.records_of(sound)[0]
-    layout = layout_in(record.layout, where=WHERE)
+    layout = layout_in(record.layout, where=WHERE, known=Known())
     image = (sound / record.name).read_bytes()
     objects = man.decode_vote(vote_in(sound).read_bytes(), where=WHERE).stock_objects
     page = slot.encode_seal(slot.Seal(job=JobKey("/store", "demo"), save=SAVE), 1)
@@ -57,9 +57,9 @@ def parts(sound):
         ),
         "committed": ((sound / man.COMMITTED).read_bytes(), lambda raw: decode_committed(raw, where=WHERE)),
         "layout": (joined(record.layout), lambda raw: decode_layout(raw, where=WHERE)),
-        "plan": (record.plan, lambda raw: layout_in(record.layout._replace(plan=raw), where=WHERE)),
-        "form": (record.form, lambda raw: layout_in(record.layout._replace(form=raw), where=WHERE)),
-        "own": (record.own, lambda raw: layout_in(record.layout._replace(own=raw), where=WHERE)),
+        "plan": (record.plan, lambda raw: layout_in(record.layout._replace(plan=raw), where=WHERE, known=Known())),
+        "form": (record.form, lambda raw: layout_in(record.layout._replace(form=raw), where=WHERE, known=Known())),
+        "own": (record.own, lambda raw: layout_in(record.layout._replace(own=raw), where=WHERE, known=Known())),
         "leaves": (record.leaves, lambda raw: lay.decode_leaves(raw, where=WHERE)),
         "objects": (man.encode_objects(objects), lambda raw: man.decode_objects(raw, where=WHERE)),
         "header": (image[: layout.header_nbytes], lambda raw: check_header(raw, layout, SAVE, where=WHERE)),

@@ -24,9 +24,7 @@ from ckptd.shared.format.manifest import (
     STOCK_FILES,
     STOCK_METADATA,
     FileRecord,
-    layout_of,
 )
-from ckptd.shared.format.packed_layout import Known
 from ckptd.shared.format.replica_attestations import doubt
 from ckptd.shared.format.root_names import has_records
 from ckptd.shared.format.stored_files import StoredFiles
@@ -151,8 +149,7 @@ def load(path: str, integrity: Integrity = XXH3) -> Checkpoint:
     records = open_records(stored)
     raise_first(file_findings(stored, records))
     files = [_source(stored, record) for record in records]
-    known = Known()
-    layouts = [layout_of(r, len(records), where=stored.where(r.name), known=known) for r in records]
+    layouts = [records.layout(rank) for rank in range(len(records))]
     for layout in layouts:
         _check_tensors(path, layout)
     leaves = sum(len(decode_leaves(r.leaves, where=stored.where(r.name)).leaves) for r in records)

@@ -354,7 +354,7 @@ def _check_files(files: Iterable[FileRecord], where: str) -> None:
             raise DamagedError(f"{where}: {record.name}: its parts do not add up to {record.nbytes} bytes")
 
 
-def layout_of(record: FileRecord, world_size: int, *, where: str, known: Known | None = None) -> Layout:
+def layout_of(record: FileRecord, world_size: int, *, where: str, known: Known) -> Layout:
     """The layout in a file's record, held against it. known: as of layout_in. Raises DamagedError, naming where."""
     layout = layout_in(record.layout, where=where, known=known)
     said = (layout.file, layout.rank, layout.world_size, layout.image_nbytes, layout.raw)

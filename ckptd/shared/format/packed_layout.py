@@ -8,6 +8,7 @@ meshes, the offsets of boxes that no mesh reproduces. Numbers lie in columns.
 The writer takes a placement only where it reproduces the box; a reader takes what the form says. Pure.
 """
 
+import bisect
 import collections
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -33,11 +34,15 @@ from ckptd.shared.format.layout import (
     TrainerFile,
     box_nbytes,
     checked,
+    extents,
 )
 from ckptd.shared.format.placement import MAX_MESHES, Mesh, MeshPlace, MeshShape, Placed, box_at
 
 _COLUMNS = 6  # of a form: tensor, placement, sizes, gap, head, tail
 _HEADS = 4
+_MOST_DIMS = 16 << 20  # of all boxes of a rank together
+_MOST_FORMS_NBYTES = 64 << 20  # that are kept
+_PLACEMENT_NBYTES = 200  # in memory
 _EXPLICIT = 0  # the placement of a box whose offsets stand in the own part; others are numbered from 1
 
 
@@ -173,15 +178,19 @@ def _reproduces(meshes: Sequence[Mesh], placed: Placed, entry: TensorEntry) -> b
 
 def decode_layout(data: bytes, *, where: str) -> Layout:
     """The layout in data, checked: version, ranges inside the image, no overlap. where names the source in errors."""
-    return layout_in(parted(data, where), where=where)
+    return layout_in(parted(data, where), where=where, known=Known())
 
 
 class Known:
-    """Plans and forms that were read already: of ranks that have them alike each is read once. Its owner lets it go."""
+    """Plans and forms that were read already: of ranks that have them alike each is read once. Its owner lets it go.
+
+    All plans stay, which layouts have in them, and of forms 64 MiB. For several threads: two may read one twice.
+    """
 
     def __init__(self) -> None:
         self._plans: dict[bytes, _Plan] = {}
         self._forms: dict[bytes, tuple[_Form, list[bytes]]] = {}
+        self._nbytes = 0  # of the forms
 
     def plan(self, data: bytes, where: str) -> _Plan:
         """Nobody changes it. Raises DamagedError, naming where."""
@@ -191,14 +200,21 @@ class Known:
 
     def form(self, data: bytes, where: str) -> tuple[_Form, list[bytes]]:
         """With its columns; likewise."""
-        if data not in self._forms:
-            self._forms[data] = _form_in(data, where)
-        return self._forms[data]
+        found = self._forms.get(data)
+        if found is None:
+            form, columns = found = _form_in(data, where)
+            nbytes = len(data) + sum(map(len, columns)) + _PLACEMENT_NBYTES * len(form.placements)
+            if self._nbytes + nbytes > _MOST_FORMS_NBYTES:
+                self._forms, self._nbytes = {}, 0
+            if nbytes <= _MOST_FORMS_NBYTES:
+                self._forms[data] = found
+                self._nbytes += nbytes
+        return found
 
 
-def layout_in(parts: Parts, *, where: str, known: Known | None = None) -> Layout:
+def layout_in(parts: Parts, *, where: str, known: Known) -> Layout:
     """The layout that the parts make together; likewise. known: what other ranks of the checkpoint have alike."""
-    plan, form, own, columns = _opened(parts, known or Known(), where)
+    plan, form, own, columns = _opened(parts, known, where)
     entries = list(_entries(plan, form, own, columns, where))
     layout = Layout(
         version=own.version, file=file_name(own.rank), rank=own.rank, world_size=own.world_size,
@@ -276,6 +292,9 @@ def _entries(plan: _Plan, form: _Form, own: _Own, columns: list[Sequence[int]], 
     steps, how, sizes, gaps, heads, tails = columns
     meshes = _meshes(form, own, where)
     explicit = _offsets(own, len(sizes), where)
+    starts = [extent.start for extent in extents(own.rank, own.image_nbytes, _sizes(own), raw=bool(own.names))]
+    seen: set[int] = set()  # tensor and file of each box: a reader must not make gigabytes to find that it is twice
+    dims = 0
     at, end, number = 0, own.header_nbytes, -1
     for step, placement, gap, head, tail in zip(
         unsigned(steps), how, unsigned(gaps), heads, tails, strict=True
@@ -285,24 +304,36 @@ def _entries(plan: _Plan, form: _Form, own: _Own, columns: list[Sequence[int]], 
             raise DamagedError(f"{where}: layout: a box of no tensor")
         planned = plan.tensors[number]
         name, dtype, shape = planned.name, planned.dtype, planned.global_shape
+        dims += len(shape)
+        if dims > _MOST_DIMS:
+            raise DamagedError(f"{where}: layout: its boxes have more than {_MOST_DIMS} dimensions together")
         if dtype not in DTYPES:
             raise DamagedError(f"{where}: tensor {shown(name)}: unknown dtype code {shown(dtype)}")
         if placement:
-            offsets, extents = _box_at(shape, form.placements[placement - 1], meshes, where)
+            offsets, lengths = _box_at(shape, form.placements[placement - 1], meshes, where)
         else:
-            stop = at + len(shape)
-            offsets, extents = tuple(explicit[at:stop]), tuple(sizes[at:stop])
-            at = stop
-        if len(extents) != len(shape):
+            until = at + len(shape)
+            offsets, lengths = tuple(explicit[at:until]), tuple(sizes[at:until])
+            at = until
+        if len(lengths) != len(shape):
             raise DamagedError(f"{where}: layout: fewer sizes than dimensions")
-        start, nbytes = end + gap, box_nbytes(dtype, extents)
-        if start < 0:
+        start, nbytes = end + gap, box_nbytes(dtype, lengths)
+        first, stop = (start - head + 1, start + nbytes + tail) if head else (start, start + nbytes)
+        if not 0 <= first <= stop <= own.image_nbytes:
             raise DamagedError(f"{where}: tensor {shown(name)} lies outside its image or over another tensor")
-        archive = (start - head + 1, head - 1 + nbytes + tail) if head else (0, 0)
-        yield TensorEntry(name, dtype, shape, offsets, extents, start, nbytes, *archive)
+        place = number * len(starts) + bisect.bisect_right(starts, first)
+        if place in seen:
+            raise DamagedError(f"{where}: layout: two tensors of one name in one file")
+        seen.add(place)
+        archive = (first, stop - first) if head else (0, 0)
+        yield TensorEntry(name, dtype, shape, offsets, lengths, start, nbytes, *archive)
         end = start + nbytes
     if at != len(sizes):
         raise DamagedError(f"{where}: layout: more sizes than dimensions")
+
+
+def _sizes(own: _Own) -> list[int]:
+    return [part.nbytes for part in own.parts]
 
 
 def _box_at(

@@ -10,6 +10,7 @@ from typing import overload
 
 from ckptd.shared.base.errors import DamagedError, IntegrityError
 from ckptd.shared.format.integrity import Purpose
+from ckptd.shared.format.layout import Layout
 from ckptd.shared.format.manifest import (
     MAX_RECORD_NBYTES,
     FileRecord,
@@ -18,9 +19,11 @@ from ckptd.shared.format.manifest import (
     Voted,
     VoteRef,
     decode_vote,
+    layout_of,
     one_record_each,
     pairs,
 )
+from ckptd.shared.format.packed_layout import Known
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.format.together import together
 
@@ -43,6 +46,7 @@ class StoredRecords(Sequence[FileRecord]):
         self._numbers = [number for *_, number in runs]
         self._votes: dict[int, Vote] = {}
         self._records: dict[int, FileRecord] = {}
+        self._known = Known()
 
     def __len__(self) -> int:
         return self.manifest.world_size
@@ -68,6 +72,11 @@ class StoredRecords(Sequence[FileRecord]):
         except DamagedError as error:
             raise DamagedError(f"{self.files.location}: {error.message}", hint=_hint(self.files)) from error
         return (self[rank] for rank in range(len(self)))
+
+    def layout(self, rank: int) -> Layout:
+        """Of the rank's image. Raises as reading its record does."""
+        record = self[rank]
+        return layout_of(record, len(self), where=self.files.where(record.name), known=self._known)
 
     def vote_for(self, rank: int) -> Vote:
         """The vote from which the rank's record is read."""

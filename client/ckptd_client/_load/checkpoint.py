@@ -12,10 +12,11 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Layout, Leaves, decode_leaves
-from ckptd.shared.format.manifest import COMMITTED, UNPUBLISHED, FileRecord, layout_of
+from ckptd.shared.format.manifest import COMMITTED, UNPUBLISHED, FileRecord
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd.shared.format.stored_files import StoredFiles
+from ckptd.shared.format.stored_records import StoredRecords
 from ckptd.shared.protocol.messages import Tier
 from ckptd.shared.stores.kinds import open_files, real
 from ckptd_client._load.image_ranges import Images, images_in, images_of
@@ -128,8 +129,7 @@ class Checkpoint:
         except (DamagedError, OSError):
             if not self.is_committed:
                 raise
-            records = read_records(self.stored, self.save)
-            opened = open_file(self.stored, records[rank], len(records))
+            opened = open_file(read_records(self.stored, self.save), rank)
             with contextlib.closing(opened) as source:
                 copy_out(source, targets, sparse=True)
         return None
@@ -167,11 +167,11 @@ def open_directory(directory: str, save: SaveId | None = None, integrity: Integr
     records = read_records(stored, save)
     check_files(stored, records)
     return Checkpoint(
-        {record.rank: _described(stored, record, len(records)) for record in records},
+        {record.rank: _described(records, record) for record in records},
         save=records.manifest.save,
         tier=Tier.PFS,
         stored=stored,
-        opener=lambda rank: open_file(stored, records[rank], len(records)),
+        opener=lambda rank: open_file(records, rank),
         records=records,
         integrity=integrity,
     )
@@ -238,9 +238,10 @@ def _settled_seal(path: str, save: SaveId, integrity: Integrity) -> Seal | None:
         time.sleep(_PAUSE_S)
 
 
-def _described(stored: StoredFiles, record: FileRecord, world_size: int) -> Source:
+def _described(records: StoredRecords, record: FileRecord) -> Source:
+    stored = records.files
     where = stored.where(record.name)
-    layout, leaves = layout_of(record, world_size, where=where), decode_leaves(record.leaves, where=where)
+    layout, leaves = records.layout(record.rank), decode_leaves(record.leaves, where=where)
     return Source((), where, record.nbytes, record.digests, layout, leaves, readers=0, integrity=stored.integrity,
                   attestations=record.attestations)  # fmt: skip
 

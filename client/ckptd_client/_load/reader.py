@@ -19,7 +19,7 @@ from ckptd.shared.format.committed import file_findings, open_records, raise_fir
 from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, block_count
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.layout import Layout, Leaves, decode_leaves
-from ckptd.shared.format.manifest import FileRecord, layout_of
+from ckptd.shared.format.manifest import FileRecord
 from ckptd.shared.format.packed_layout import decode_layout
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
@@ -170,10 +170,11 @@ def read_records(stored: StoredFiles, save: SaveId | None = None) -> StoredRecor
     return open_records(stored, save=save)
 
 
-def open_file(stored: StoredFiles, record: FileRecord, world_size: int) -> Source:
+def open_file(records: StoredRecords, rank: int) -> Source:
     """An image of a committed checkpoint, read past the page cache where possible. Raises DamagedError, OSError."""
+    stored, record = records.files, records[rank]
     path = stored.where(record.name)
-    layout, leaves = layout_of(record, world_size, where=path), decode_leaves(record.leaves, where=path)
+    layout, leaves = records.layout(rank), decode_leaves(record.leaves, where=path)
     files: list[Piece] = []
     try:
         for name, start, nbytes in record.extents():

@@ -15,8 +15,7 @@ from ckptd.shared.files.refused import REFUSALS, why_refused
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Leaves, decode_leaves
-from ckptd.shared.format.manifest import FileRecord, layout_of
-from ckptd.shared.format.packed_layout import Known
+from ckptd.shared.format.manifest import FileRecord
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.format.stored_records import StoredRecords
 from ckptd.shared.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
@@ -275,7 +274,7 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
                 with contextlib.suppress(OtherRanksNeededError):
                     own = records[group.rank]
                     check_files(stored, [own])
-                    source = open_file(stored, own, len(records))
+                    source = open_file(records, own.rank)
                     alone = participants.decline if participants is not None else lambda: None
                     fitted = _read_own(source, state, group, keys, where=where, named=named, strict=strict, fits=alone)
                     return fitted, source.nbytes, ()
@@ -283,7 +282,7 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
             fitted = fit(state, saves, where=where, pickle_keys=keys, strict=strict)
 
         def open_source(rank: int) -> Source:
-            return open_file(stored, records[rank], len(records))
+            return open_file(records, rank)
 
         copy_out_together(open_source, fitted.targets, records, participants, integrity)
         fitted.settle()
@@ -310,8 +309,7 @@ def _all_saves(stored: StoredFiles, records: StoredRecords, group: Group, named:
     """The names in all images. A rank beyond the saved world size gets the plain values of rank 0."""
     check_files(stored, records)
     files = [(record, stored.where(record.name)) for record in records]
-    known = Known()
-    layouts = [layout_of(record, len(records), where=where, known=known) for record, where in files]
+    layouts = [records.layout(record.rank) for record, _ in files]
     like = records[group.rank if group.rank < len(records) else 0]
     leaves = _leaves_of(files)
     return saves_of(

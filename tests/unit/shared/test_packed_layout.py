@@ -12,8 +12,18 @@ from hypothesis import strategies as st
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import file_name
 from ckptd.shared.format import layout as lay
+from ckptd.shared.format import packed_layout
 from ckptd.shared.format.columns import column, most_nbytes, numbers_in, parts_in, signed, squeezed, unsigned
-from ckptd.shared.format.packed_layout import Known, Spread, decode_layout, encode_layout, glance, layout_in, parted
+from ckptd.shared.format.packed_layout import (
+    Known,
+    Parts,
+    Spread,
+    decode_layout,
+    encode_layout,
+    glance,
+    layout_in,
+    parted,
+)
 from ckptd.shared.format.placement import REPLICATED, Mesh, Placed, box_at
 
 RANKS, TENSORS = 16, 40
@@ -66,7 +76,7 @@ def test_what_ranks_have_alike_is_read_once_for_an_owner_and_is_gone_with_it():
     known, (one, other) = Known(), (parted(encode_layout(*a_layout(rank)), "x") for rank in (1, 2))
     first = layout_in(one, where="x", known=known)
     assert layout_in(other, where="y", known=known).paths is first.paths
-    assert layout_in(other, where="y").paths is not first.paths
+    assert layout_in(other, where="y", known=Known()).paths is not first.paths
 
 
 def test_a_placement_that_does_not_reproduce_a_box_is_not_written():
@@ -139,8 +149,74 @@ def test_a_form_of_more_boxes_than_its_tensors_can_have_is_refused_before_one_is
     assert sum(map(len, parts)) < 1 << 20
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(DamagedError, match=f"x: layout: {count} boxes, and {TENSORS} tensors have at most {TENSORS}"):
-        layout_in(parts, where="x")
+        layout_in(parts, where="x", known=Known())
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10, "KiB"
+
+
+def many_empty(count, dims, *, files, steps):
+    """The parts of a layout of boxes without bytes, each of as many dimensions. steps: from tensor to tensor."""
+    tensors = [[f"{number:x}", "U8", [0] * dims] for number in range(count // files)]
+    paths = {name: [["k", name]] for name, *_ in tensors}
+    plan = squeezed([msgspec.msgpack.encode({"version": lay.VERSION, "tensors": tensors, "paths": paths})])
+    head = {"version": lay.VERSION, "count": count, "meshes": [[1]], "placements": [[0, [REPLICATED]]]}
+    zero, one = column([0] * count), column([1] * count)
+    form = squeezed([msgspec.msgpack.encode(head), column(signed(steps)), one, column([]), zero, zero, zero])
+    own = {
+        "version": lay.VERSION, "rank": 0, "world_size": 1, "header_nbytes": 4096, "image_nbytes": 4096 * files,
+        "plan_id": "", "places": [[0]], "parts": [[4096, 4096]] * files,
+    }  # fmt: skip
+    return Parts(plan, form, msgspec.msgpack.encode(own))
+
+
+def made_before(parts, match, monkeypatch):
+    """How many boxes are made before the layout is refused."""
+    made = []
+
+    def entry(*fields):
+        made.append(None)
+        return lay.TensorEntry(*fields)
+
+    monkeypatch.setattr(packed_layout, "TensorEntry", entry)
+    with pytest.raises(DamagedError, match=match):
+        layout_in(parts, where="x", known=Known())
+    return len(made)
+
+
+def test_a_box_that_is_twice_in_a_file_is_refused_when_it_comes(monkeypatch):
+    parts = many_empty(100_000, 4, files=10, steps=[1] + [0] * 99_999)
+    assert made_before(parts, "x: layout: two tensors of one name in one file", monkeypatch) == 1
+
+
+def test_a_box_beyond_the_image_is_refused_when_it_comes(monkeypatch):
+    layout, spread = a_layout(0)
+    beyond = msgspec.structs.replace(
+        layout.tensors[0], data_offset=layout.image_nbytes, slice_offset=0, slice_nbytes=0
+    )  # fmt: skip
+    entries = [beyond, *layout.tensors[1:]]
+    parts = parted(encode_layout(msgspec.structs.replace(layout, tensors=entries), spread), "x")
+    assert made_before(parts, "lies outside its image", monkeypatch) == 0
+
+
+def test_boxes_of_more_dimensions_than_any_state_has_are_refused_as_they_come(monkeypatch):
+    monkeypatch.setattr(packed_layout, "_MOST_DIMS", 640)
+    parts = many_empty(100, 64, files=1, steps=[1] * 100)
+    assert made_before(parts, "more than 640 dimensions", monkeypatch) == 10
+
+
+def test_of_forms_no_more_are_kept_than_a_bound_of_bytes(monkeypatch):
+    monkeypatch.setattr(packed_layout, "_MOST_FORMS_NBYTES", 1 << 20)
+    known = Known()
+    first = many_empty(10, 1, files=1, steps=[1] * 10)
+    kept = known.form(first.form, "x")
+    assert known.form(first.form, "x") is kept
+    plan = known.plan(first.plan, "x")
+    for count in range(20_000, 20_020):
+        known.form(many_empty(count, 0, files=1, steps=[1] * count).form, "x")
+    assert known.form(first.form, "x") is not kept
+    assert known.plan(first.plan, "x") is plan
+    assert known._nbytes <= 1 << 20
+    huge = many_empty(300_000, 0, files=1, steps=[1] * 300_000).form
+    assert known.form(huge, "x") is not known.form(huge, "x")
 
 
 @pytest.mark.parametrize("shape", [(RANKS, 8), (1,)])

@@ -1,13 +1,19 @@
 """What a rank does with a checkpoint that it could open and the others could not."""
 
+import contextlib
 from types import SimpleNamespace
 
+import torch
+
 from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format import packed_layout
 from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.protocol.messages import LoadFrom, Tier
 from ckptd.shared.stores.kinds import open_files
 from ckptd_client._load import rounds
-from ckptd_client._load.checkpoint import Checkpoint
+from ckptd_client._load.checkpoint import Checkpoint, open_directory
+from ckptd_client._load.reader import Target
+from tests.checkpoints import write_checkpoint
 from tests.runs import RUN
 
 SAVE = SaveId(1, 1, 7, RUN)
@@ -35,3 +41,19 @@ def test_what_the_ranks_do_not_agree_on_is_closed():
     closed = []
     order, found = rounds._run(link, None, lambda order: opened(order, closed))
     assert (order.agreed, found.tier, closed) == (True, Tier.PFS, [Tier.ARENA])
+
+
+def test_what_ranks_have_alike_is_decoded_once_for_all_of_them(tmp_path, monkeypatch):
+    """By each reader of all ranks: a plan of a large job is megabytes, and each of its ranks has it."""
+    state = {"model": {f"layer{n}": torch.zeros(4) for n in range(3)}}
+    path = str(write_checkpoint(tmp_path, [state] * 4))
+    decoded, real = [], packed_layout._plan_in
+    monkeypatch.setattr(packed_layout, "_plan_in", lambda data, where: decoded.append(data) or real(data, where))
+    with contextlib.closing(open_directory(path)) as found:
+        assert len({id(layout.paths) for layout in found.layouts.values()}) == 1
+        assert len(decoded) == 1
+        target = torch.empty(4)
+        for rank, layout in found.layouts.items():
+            entry = layout.tensors[0]
+            found.read(rank, [Target(entry.data_offset, entry.nbytes, target.data_ptr())])
+        assert len(decoded) == 1, "also where an image is opened"
