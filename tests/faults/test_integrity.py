@@ -160,13 +160,16 @@ def rewrite(world, integrity):
         vote = decode_vote(where.read_bytes(), where="v", integrity=true)
         files = [msgspec.structs.replace(vote.files[0], digests=table)]
         raw = encode_record(forged(vote, files=files), integrity)
-        where.write_bytes(raw)
         votes.append(msgspec.structs.replace(ref, nbytes=len(raw), digest=integrity.digest(raw)))
+        where.unlink()
+        (world.final / manifest.place_of(votes[-1])).write_bytes(raw)
     stock = [msgspec.structs.replace(s, digest=digest((world.final / s.name).read_bytes())) for s in manifest.stock]
     manifest = forged(manifest, votes=votes, stock=stock)
     raw = encode_record(manifest, integrity)
-    manifest_in(world.final).write_bytes(raw)
-    (world.final / COMMITTED).write_bytes(encode_committed(make_committed(manifest, raw, integrity)))
+    committed = make_committed(manifest, raw, integrity)
+    manifest_in(world.final).unlink()
+    (world.final / committed.manifest).write_bytes(raw)
+    (world.final / COMMITTED).write_bytes(encode_committed(committed))
 
 
 def bring_down(world):
