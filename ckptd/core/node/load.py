@@ -102,7 +102,8 @@ class LoadAnswers:
             slot=slot,
             path=self._path(order),
             readers=[] if alone else sorted(r for r in self._ranks.admitted if not self._slots_to_read(r, order)),
-            read=read_name(order) if not alone and self._readers.others_read(order) else "",
+            read="" if alone else read_name(order),
+            shared=not alone and self._readers.others_read(order),
             agreed=order.agreed,
             notes=list(order.notes),
         )

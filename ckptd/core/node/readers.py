@@ -18,7 +18,9 @@ from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 PATIENCE_S = 10.0  # for a parent, or for this node's own rank
 DIAL_S = 2.0  # for a parent that was lost some time ago, and is dialled
 _KEPT = 16  # reads
+_WAITS = 4  # of a node
 _LOAD = "load."
+_ALL = "/all"  # after the session
 
 
 @dataclass(slots=True)
@@ -44,6 +46,13 @@ def read_name(order: ev.LoadOrdered) -> str:
     return f"{_LOAD}{order.incarnation}.{order.attempt}"
 
 
+def _series(read: str) -> tuple[str, int]:
+    """The series of a read, and its number there: reads of all ranks are one, in which ranks may count differently."""
+    name, _, number = read.rpartition(".")
+    is_counted = name.endswith(_ALL) and number.isdecimal()
+    return (name, int(number)) if is_counted else (read, 0)
+
+
 def _trim(kept: dict[str, Any]) -> None:
     while len(kept) > _KEPT:
         del kept[next(iter(kept))]
@@ -58,9 +67,10 @@ class Readers:
         self._ranks = ranks
         self._membership = membership
         self._sent: dict[str, tuple[str, ...]] = {}  # nodes that orders sent to the store, by read, the newest last
-        self._addresses: dict[str, ExchangeAddress | None] = {}  # of this node, by read, the newest last
+        # Of this node, with the number of the read, by series of reads, the newest last.
+        self._addresses: dict[str, tuple[int, ExchangeAddress | None]] = {}
         self._ranks_waiting: dict[str, _RankWaits] = {}  # by read
-        self._nodes_waiting: dict[tuple[str, str], _NodeWaits] = {}  # by read and node
+        self._nodes_waiting: dict[tuple[str, str], _NodeWaits] = {}  # by series of reads and node
 
     def ordered(self, order: ev.LoadOrdered) -> None:
         """Keeps which nodes an order sends to the store."""
@@ -84,10 +94,15 @@ class Readers:
     def asked(self, event: ev.PlaceAsked) -> list[Action]:
         """A rank of this node asks for its place, and says where it serves others; None: it does not take part."""
         read = f"{event.session}/{event.read}"
-        self._addresses.pop(read, None)
-        self._addresses[read] = event.exchange
+        series, number = _series(read)
+        self._addresses.pop(series, None)
+        self._addresses[series] = number, event.exchange
         _trim(self._addresses)
-        answers = [self._tell(self._nodes_waiting.pop(key).event) for key in [*self._nodes_waiting] if key[0] == read]
+        answers = [
+            self._tell(self._nodes_waiting.pop(key).event, event.exchange)
+            for key, waiting in [*self._nodes_waiting.items()]
+            if key[0] == series and (event.exchange is not None or _series(waiting.event.read)[1] <= number)
+        ]
         nodes = self._sent.get(event.read, ()) if event.read.startswith(_LOAD) else self._membership.nodes
         if self._node not in nodes or not nodes[1:] or event.exchange is None:  # no part in it: no use of a parent
             return [*answers, *self._ranks.tell(event.rank, PlaceKnown(reply_to=event.request))]
@@ -109,13 +124,17 @@ class Readers:
 
     def exchange_asked(self, event: ev.ExchangeAsked) -> list[Action]:
         """A node whose parent this one is asks for the address; answered once this node's rank has come."""
-        if event.read in self._addresses:
-            return [self._tell(event)]
-        self._nodes_waiting[event.read, event.node] = _NodeWaits(event)
-        return []
+        series, number = _series(event.read)
+        newest, address = self._addresses.get(series, (-1, None))
+        if number <= newest:
+            return [self._tell(event, address)]
+        self._nodes_waiting.pop((series, event.node), None)
+        self._nodes_waiting[series, event.node] = _NodeWaits(event)
+        its = [key for key in self._nodes_waiting if key[1] == event.node]
+        return [self._tell(self._nodes_waiting.pop(key).event, None) for key in its[:-_WAITS]]
 
-    def _tell(self, event: ev.ExchangeAsked) -> Action:
-        told = ev.ExchangeTold(job=self._job, node=self._node, read=event.read, address=self._addresses.get(event.read))
+    def _tell(self, event: ev.ExchangeAsked, address: ExchangeAddress | None) -> Action:
+        told = ev.ExchangeTold(job=self._job, node=self._node, read=event.read, address=address)
         return ToNode(job=self._job, node=event.node, message=told)
 
     def exchange_told(self, event: ev.ExchangeTold) -> list[Action]:
@@ -156,4 +175,4 @@ class Readers:
         late = [key for key, w in self._ranks_waiting.items() if w.until is not None and now >= w.until]
         actions = [action for key in late for action in self._place(self._ranks_waiting.pop(key), None)]
         silent = [key for key, w in self._nodes_waiting.items() if w.until is not None and now >= w.until]
-        return actions + [self._tell(self._nodes_waiting.pop(key).event) for key in silent]
+        return actions + [self._tell(self._nodes_waiting.pop(key).event, None) for key in silent]

@@ -42,6 +42,7 @@ SUMMARY: Final = -2  # said is a part of what a subtree wants, from the range's 
 ORDERS: Final = -3  # its length (u64), then the orders for that subtree
 LEAVE: Final = -4  # the subtree reads without the asker's parent; no bytes come back
 PAUSE: Final = -5  # the connection ends, and the node still wants blocks; no bytes come back
+OVER: Final = 1  # offset of a pause that is over: the node wants nothing more
 
 DATA: Final = b"DATA"
 DONE: Final = b"DONE"

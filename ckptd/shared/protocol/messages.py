@@ -347,7 +347,8 @@ class LoadFrom(_Reply, frozen=True, kw_only=True):
     whole: bool = False  # the slots of all ranks that saved it lie beside that one, which may be another rank's
     path: str = ""  # absolute, on the PFS
     readers: list[int] = []  # the ranks of this node that are sent there, when this one is
-    read: str = ""  # names this read to ``AskPlace``; empty: no other node is sent there
+    read: str = ""  # names this read, on the node and to ``AskPlace``; empty: this rank is not sent there
+    shared: bool = False  # whether other nodes are sent there too
     agreed: bool = False
     notes: list[str] = []
 

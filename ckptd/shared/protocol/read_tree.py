@@ -49,6 +49,12 @@ class Place(NamedTuple):
         return found
 
     @property
+    def subtree(self) -> range:
+        """This node and all below it."""
+        below = [one for level in self.levels for one in level]
+        return range(self.number, below[-1].stop if below else self.number + 1)
+
+    @property
     def height(self) -> int:
         """The levels of the whole tree."""
         return len(Place(0, self.nodes).levels)

@@ -201,3 +201,36 @@ def test_a_link_to_the_parent_that_rests_ends_no_wait():
     cluster.say(cluster.nodes["c"], ev.PeerDown(job=KEY, node="a", rests=True))
     cluster.settle()
     assert told(cluster, early) == {2: None}
+
+
+def exchange_asked(cluster, node, read):
+    """What a node is told, or None for nothing yet."""
+    told = []
+    actions = cluster.nodes["a"].job.node.readers.exchange_asked(ev.ExchangeAsked(job=KEY, node=node, read=read))
+    told += [(action.node, action.message.read, action.message.address) for action in actions]
+    return told
+
+
+def test_questions_of_a_node_about_any_reads_are_bounded():
+    cluster = a_job_on_the_store("abc", lost="")
+    told = [one for n in range(100) for one in exchange_asked(cluster, "b", f"s/x.{n}")]
+    assert [read for _, read, _ in told] == [f"s/x.{n}" for n in range(96)]
+    assert {(node, address) for node, _, address in told} == {("b", None)}
+
+
+def test_a_node_that_counts_reads_of_all_ranks_lower_meets_the_newest():
+    """One of its ranks raised before it counted; the nodes then agree on the number."""
+    cluster = a_job_on_the_store("abc", lost="")
+    places(cluster, [0], "all.5")
+    assert told(cluster, places(cluster, [1], "all.4"))[1].parent == exchange_of(0)
+    early = places(cluster, [2], "all.6")
+    assert told(cluster, early) == {2: None}
+    places(cluster, [0], "all.6")
+    assert told(cluster, early)[2].parent == exchange_of(0)
+
+
+def test_a_late_word_that_a_node_takes_no_part_ends_no_wait_for_a_later_read():
+    cluster = a_job_on_the_store("abc", lost="")
+    early = places(cluster, [2], "all.6")
+    places(cluster, [0], "all.5", mute={0})
+    assert told(cluster, early) == {2: None}
