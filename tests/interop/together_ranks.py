@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import load as load_dcp
 
 import ckptd_client
-from ckptd_client._load.shared_read import node_group
+from ckptd_client._load.shared_read import meeting, node_group
 from ckptd_client.dcp import CkptdReader
 from tests.unit.client.same import difference
 
@@ -86,8 +86,8 @@ def dcp():
 def late():
     def dawdle():
         if dist.get_rank() == 1:
-            real = node_group.NodeReaders.open
-            node_group.NodeReaders.open = lambda *words: (time.sleep(2), real(*words))[1]
+            real = meeting.NodeReaders.enter
+            meeting.NodeReaders.enter = lambda *words: (time.sleep(2), real(*words))[1]
         node_group._JOIN_S = 1.0
 
     load(dawdle)

@@ -1,7 +1,6 @@
 """This rank's link to its daemon: attaches, attaches again after the daemon ended, asks for slots, sends requests."""
 
 import contextlib
-import itertools
 import logging
 import os
 import threading
@@ -65,7 +64,7 @@ class Link:
         self.endpoint = ""  # of this node's daemon, for others
         self.ranks_here: tuple[int, ...] = (group.rank,)  # of the job, on this node
         self.nodes = 1  # of the job
-        self.reads = itertools.count(1)  # numbers of reads by all ranks, which begin them in the same order
+        self.reads = 0  # by all ranks so far, which begin them in the same order
         self.balance = bool(settings.balance)  # whether replicas save slices of replicated tensors
         self.sampling = Sampling(settings.verify, settings.cadence)
         self.book = HandleBook()

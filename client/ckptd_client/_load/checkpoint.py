@@ -56,7 +56,7 @@ class Checkpoint:
         self.save = save
         self.tier = tier
         self.notes = notes
-        self.participants: Participants | None = None  # of its next reading by read_all; None: this rank alone
+        self._participants: Participants | None = None  # of its next reading by read_all; None: this rank alone
         self._sources = sources
         self._open = opener
         self._records = records
@@ -134,14 +134,23 @@ class Checkpoint:
                 copy_out(source, targets, sparse=True)
         return None
 
+    def read_with(self, participants: Participants) -> None:
+        """Whom the next read_all reads with. They are entered, and left by it, by close, or when this is dropped."""
+        participants.save = self.save
+        self._participants = participants
+        weakref.finalize(self, participants.leave_quietly)
+
     def read_all(self, targets: Mapping[int, list[Target]]) -> None:
         """Fills the targets, by rank of the image, as read does, together with the participants: once.
 
         Raises DamagedError, OSError.
         """
-        participants, self.participants = self.participants, None
+        participants, self._participants = self._participants, None
         if participants is not None and self._records:
-            copy_out_together(self._open, targets, self._records, participants, self._integrity)
+            try:
+                copy_out_together(self._open, targets, self._records, participants, self._integrity)
+            finally:
+                participants.leave()
             return
         for rank, wanted in sorted(targets.items()):
             self.read(rank, wanted)
@@ -149,9 +158,13 @@ class Checkpoint:
     def close(self) -> None:
         """Closes the files; nothing can be read afterwards. Participants learn it if nothing was read. Idempotent."""
         _close(self._sources)
-        participants, self.participants = self.participants, None
+        self.leave()
+
+    def leave(self) -> None:
+        """What is read from here on is read alone, and no participant waits for this rank. Idempotent."""
+        participants, self._participants = self._participants, None
         if participants is not None:
-            participants.decline()
+            participants.leave()
 
 
 def _close(sources: dict[int, Source]) -> None:

@@ -34,7 +34,7 @@ from ckptd_client._load.reader import (
     read_records,
 )
 from ckptd_client._load.saved_names import OtherRanksNeededError, Saves, saves_of
-from ckptd_client._load.shared_read.participants import Ask, Participants, leaving_on_error, participants_of_order
+from ckptd_client._load.shared_read.participants import Ask, Participants, participants_of_order, taking_part
 from ckptd_client._load.shared_read.read import copy_out_together
 from ckptd_client._local.rank import Group
 from ckptd_client._state.naming import NOTHING_NAMED, Named
@@ -180,10 +180,10 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom, *, strict: bool) -
         return _read_slot(link, state, order, order.save, strict=strict)
     if not order.path:
         raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
-    participants = participants_of_order(link, order, order.save, link.ask)
     settings = link.settings
     fitted, nbytes, notes = read_checkpoint(
-        order.path, state, save=order.save, group=link.group, keys=settings.pickle_keys, participants=participants,
+        order.path, state, save=order.save, group=link.group, keys=settings.pickle_keys,
+        participants=participants_of_order(link, order, link.ask),
         integrity=settings.integrity, named=settings.named, strict=strict,
     )  # fmt: skip
     return Segment(order.save, order.tier, fitted, nbytes, notes)
@@ -195,8 +195,11 @@ def _find(link: Link, order: LoadFrom, ask: Ask) -> Checkpoint:
         return _open_arena(link, order, order.save)
     if not order.path:
         raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
-    found = open_directory(order.path, order.save, link.settings.integrity)
-    found.participants = participants_of_order(link, order, order.save, ask)
+    with contextlib.ExitStack() as stack:
+        participants = stack.enter_context(participants_of_order(link, order, ask))
+        found = open_directory(order.path, order.save, link.settings.integrity)
+        found.read_with(participants)
+        stack.pop_all()  # the checkpoint has them now
     return found
 
 
@@ -263,11 +266,12 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
     """Reads a committed checkpoint into the state. Returns the fit, before its finish, its bytes, and notes.
 
     Reads this rank's own image if that has all it needs, else the ranges it needs of every image, each block once for
-    all participants of a cooperative read. Raises DamagedError, also for an unreadable file, and MismatchError.
+    all participants of a cooperative read, which this rank enters and leaves.
+    Raises DamagedError, also for an unreadable file, and MismatchError.
     """
-    stored = open_files(real(directory), integrity)
-    with _damage_of(stored.location):
-        with leaving_on_error(participants):
+    with taking_part(participants):
+        stored = open_files(real(directory), integrity)
+        with _damage_of(stored.location):
             records = read_records(stored, save)
             where = f"{stored.location} (step {records.manifest.save.step})"
             if len(records) == group.world_size:
@@ -275,19 +279,20 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
                     own = records[group.rank]
                     check_files(stored, [own])
                     source = open_file(records, own.rank)
-                    alone = participants.decline if participants is not None else lambda: None
+                    alone = participants.leave if participants is not None else lambda: None
                     fitted = _read_own(source, state, group, keys, where=where, named=named, strict=strict, fits=alone)
                     return fitted, source.nbytes, ()
             saves = _all_saves(stored, records, group, named)
             fitted = fit(state, saves, where=where, pickle_keys=keys, strict=strict)
 
-        def open_source(rank: int) -> Source:
-            return open_file(records, rank)
+            def open_source(rank: int) -> Source:
+                return open_file(records, rank)
 
-        copy_out_together(open_source, fitted.targets, records, participants, integrity)
-        fitted.settle()
-        fitted.compare(images_in(stored, records))
-        return fitted, fitted.nbytes, tuple(notes_of(fitted.taken, {file.rank: file.attestations for file in records}))
+            copy_out_together(open_source, fitted.targets, records, participants, integrity)
+            fitted.settle()
+            fitted.compare(images_in(stored, records))
+            notes = notes_of(fitted.taken, {file.rank: file.attestations for file in records})
+            return fitted, fitted.nbytes, tuple(notes)
 
 
 @contextlib.contextmanager

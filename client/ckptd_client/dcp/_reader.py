@@ -124,14 +124,20 @@ class CkptdReader(StorageReader):
         No parameter is called kwargs: DCP would take that for leave to go on without the other ranks after an error.
         """
         self.close()
-        rank = self._group.rank
         if self._directory is not None:
             self._checkpoint = _opened(self._directory, self._integrity)
         elif self._client is not None:
             self._checkpoint = find_of(self._client, self._step)
         else:
             raise UsageError("nothing to read from", hint=_HINT)
-        found = self._checkpoint
+        try:
+            return self._described(self._checkpoint)
+        except BaseException:
+            self.close()  # other ranks do not wait for this one
+            raise
+
+    def _described(self, found: Checkpoint) -> Metadata:
+        rank = self._group.rank
         self._alike = held_alike(found.layouts.values(), self._group.world_size)
         self._content = content_of(found.layouts, found.leaves, self._like(rank), self._alike)
         doubts = [f"step {found.save.step}: {text}" for text in found.doubts] if self._directory is not None else []
@@ -173,6 +179,19 @@ class CkptdReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
         """Reads the ranges of the plan. Raises DamagedError that names file and block."""
+        try:
+            fills = self._read(plan, planner)
+        finally:
+            if self._checkpoint is not None:
+                self._checkpoint.leave()
+            self._read_to_the_end()
+        for fill in fills:
+            fill.finish(planner)
+        done: torch.futures.Future[None] = torch.futures.Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, plan: LoadPlan, planner: LoadPlanner) -> "list[_Fill | _BoxesFill]":
         checkpoint, content = self._checkpoint, self._content
         assert checkpoint is not None and content is not None  # noqa: S101, PT018 - read_metadata made them
         state = getattr(planner, "state_dict", None)
@@ -195,17 +214,10 @@ class CkptdReader(StorageReader):
                 one = _Fill(item, planner, content)
                 fills.append(one)
                 targets.setdefault(one.rank, []).extend(one.targets)
-        try:
-            checkpoint.read_all(targets)
-            taken = taken_of(lowest, {name: content.boxes[name].values() for name in lowest}, _Named())
-            self._say(notes_of(taken, checkpoint.attestations), self._group.rank)
-        finally:
-            self._read_to_the_end()
-        for fill in fills:
-            fill.finish(planner)
-        done: torch.futures.Future[None] = torch.futures.Future()
-        done.set_result(None)
-        return done
+        checkpoint.read_all(targets)
+        taken = taken_of(lowest, {name: content.boxes[name].values() for name in lowest}, _Named())
+        self._say(notes_of(taken, checkpoint.attestations), self._group.rank)
+        return fills
 
     def _read_to_the_end(self) -> None:
         """A load asks once for all that it wants."""

@@ -13,6 +13,8 @@ NAMES_BY_DIGEST = {
     "ckptd.shared.format.arena_paths",
     "ckptd.shared.format.set_places",  # the name of a set's directory
     "ckptd_client._state.replica_slices",
+    "ckptd_client._load.shared_read.found",
+    "ckptd_client._load.shared_read.meeting",
     "ckptd_client._load.shared_read.node_group",
     "ckptd_client._image.image",
     "ckptd_client._image.plan",

@@ -26,7 +26,7 @@ from ckptd_client._load.foreign.dcp import METADATA, open_dcp
 from ckptd_client._load.foreign.safetensors import SUFFIX, is_torch_file, open_safetensors
 from ckptd_client._load.lenient import check_strict
 from ckptd_client._load.saved_names import Saves, saves_of
-from ckptd_client._load.shared_read.participants import Ask, FindParticipants, all_ranks, no_participants
+from ckptd_client._load.shared_read.participants import Ask, Participants, all_ranks, taking_part
 from ckptd_client._local.rank import Group
 from ckptd_client._state.leaves import encode_leaf
 from ckptd_client._state.naming import NOTHING_NAMED, Named
@@ -81,14 +81,14 @@ def read_from(  # noqa: PLR0913 - keyword-only
 ) -> Loaded:  # fmt: skip
     """See Client.load_from. together: as Link.ask, if all ranks of the job read it together."""
     began = time.perf_counter()
-    check_strict(strict)
-    proof = link.settings.integrity if integrity is None else chosen(integrity, None)
-    participants = all_ranks(link, together) if together is not None else no_participants
-    where = checked(path, state)
-    kind, step, nbytes, notes = load_from(
-        where, state, link.group, link.settings.pickle_keys, participants, integrity=proof, named=link.settings.named,
-        strict=strict,
-    )  # fmt: skip
+    with taking_part(all_ranks(link, together) if together is not None else None) as participants:
+        check_strict(strict)
+        proof = link.settings.integrity if integrity is None else chosen(integrity, None)
+        where = checked(path, state)
+        kind, step, nbytes, notes = load_from(
+            where, state, link.group, link.settings.pickle_keys, participants, integrity=proof,
+            named=link.settings.named, strict=strict,
+        )  # fmt: skip
     for note in notes:
         log.warning("ckptd: %s: %s", where, note)
     return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes, state)
@@ -96,10 +96,13 @@ def read_from(  # noqa: PLR0913 - keyword-only
 
 def load_from(  # noqa: PLR0913 - what is wanted, and what is allowed
     path: str, state: dict[str, Any], group: Group, keys: PickleKeys = NO_PICKLE,
-    participants: FindParticipants = no_participants, *,
+    participants: Participants | None = None, *,
     integrity: Integrity = XXH3, named: Named = NOTHING_NAMED, strict: bool = True,
 ) -> tuple[str, int | None, int, list[str]]:  # fmt: skip
-    """Fills the state. Returns kind, step, bytes read, and notes. Raises as Client.load_from does."""
+    """Fills the state, together with the participants, whom the caller has entered.
+
+    Returns kind, step, bytes read, and notes. Raises as Client.load_from does.
+    """
     try:
         kind = kind_of(path)
         if kind == "ckptd":
@@ -169,7 +172,7 @@ def _load_own(  # noqa: PLR0913, PLR0917
     state: dict[str, Any],
     group: Group,
     keys: PickleKeys,
-    participants: FindParticipants,
+    participants: Participants | None,
     integrity: Integrity,
     named: Named,
     *,
@@ -177,7 +180,8 @@ def _load_own(  # noqa: PLR0913, PLR0917
 ) -> tuple[str, int | None, int, list[str]]:
     path = real(path)  # as open_directory does; it is named in what does not fit
     checkpoint = open_directory(path, integrity=integrity)
-    checkpoint.participants = participants(checkpoint.save)
+    if participants is not None:
+        checkpoint.read_with(participants)
     like = group.rank if group.rank < checkpoint.world_size else 0
     try:
         leaves = checkpoint.leaves

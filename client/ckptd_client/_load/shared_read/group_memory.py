@@ -1,7 +1,7 @@
-"""The shared memory of a node group: a file in the arena, its layout, its counters.
+"""The shared memory of a node group: the layout of its file, its counters.
 
-The counters come first; their place depends on the number of ranks alone. So a rank that does not take part can say so
-before it knows the checkpoint's blocks. Then come what each member wants, and the buffers.
+The counters come first; their place depends on the number of ranks alone. So a rank enters, and may decline, before it
+knows the checkpoint's blocks. Then come what each member wants, and the buffers.
 """
 
 import os
@@ -12,10 +12,12 @@ from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.slot import align_up
 
 _LINE: Final = 64  # bytes of a counter: no two counters share a cache line
-_COUNTERS: Final = 4  # of a member
+_COUNTERS: Final = 7  # of a member
 _SPARE_BUFFERS: Final = 2  # more than one for each member
 _MAX_BUFFERS: Final = 18
-ABSENT, JOINED, GONE, DECLINED = 0, 1, 2, 3  # states of a member: gone after it joined; declined in place of joining
+# States of a member, in this order. A rank declines in place of joining; it is gone after it joined.
+ABSENT, ENTERED, JOINED, AGREED, GONE, DECLINED = range(6)
+LEFT: Final = (1 << 63) - 1  # position of a member that wants nothing more
 
 
 class Layout(NamedTuple):
@@ -54,7 +56,7 @@ class Layout(NamedTuple):
         return self._buffers_offset + self.buffers * BLOCK_NBYTES
 
     def state(self, member: int) -> int:
-        """ABSENT, JOINED, GONE or DECLINED."""
+        """ABSENT, ENTERED, JOINED, AGREED, GONE or DECLINED. Of the other nodes: JOINED with the plan, or DECLINED."""
         return self._counter(member, 0)
 
     def mark(self, member: int) -> int:
@@ -68,6 +70,22 @@ class Layout(NamedTuple):
     def lost(self, member: int) -> int:
         """Blocks of lower numbers are not kept for the member any more."""
         return self._counter(member, 3)
+
+    def step(self, member: int) -> int:
+        """Of the checkpoint that the member reads."""
+        return self._counter(member, 4)
+
+    def read(self, member: int) -> int:
+        """The number of the read, as the member counts; of the other nodes: the rank that found another checkpoint."""
+        return self._counter(member, 5)
+
+    def agreed(self, member: int) -> int:
+        """A digest of all that the member made its schedule from."""
+        return self._counter(member, 6)
+
+    def content(self, number: int) -> int:
+        """The block whose bytes are in the buffer of a block, + 1."""
+        return self.ready(number) + 1
 
     def ready(self, number: int) -> int:
         """The block that was last in the buffer of a block: its number + 1, times 4, and its outcome."""
@@ -91,12 +109,8 @@ class Layout(NamedTuple):
         return align_up(self.bitmap(self.members).start, 2 << 20)
 
 
-def mapped(path: str, nbytes: int) -> Memory:
-    """The first bytes of the group's file. Makes the file, zeros, or makes it larger, where needed. Raises OSError."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        if os.fstat(fd).st_size < nbytes:
-            os.posix_fallocate(fd, 0, nbytes)  # else a full tmpfs would be SIGBUS later
-        return Memory(fd, nbytes)
-    finally:
-        os.close(fd)
+def mapped(fd: int, nbytes: int) -> Memory:
+    """The first bytes of the group's file, which becomes larger, zeros, where needed. Raises OSError."""
+    if os.fstat(fd).st_size < nbytes:
+        os.posix_fallocate(fd, 0, nbytes)  # else a full tmpfs would be SIGBUS later
+    return Memory(fd, nbytes)

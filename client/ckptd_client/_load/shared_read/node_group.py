@@ -1,8 +1,9 @@
 """The node group: ranks of one node that read a checkpoint on the store together, each block once.
 
-The ranks share a file in the arena; it has no name any more once all have come. Each rank announces which blocks it
-wants. From that every rank computes, without a further message, which blocks several ranks want and which rank reads
-each. That rank reads a block and checks it into one of a few shared buffers; all ranks that want the block copy it out.
+The ranks share the file in which they meet (meeting.py). Each announces which blocks it wants. From that every rank
+computes which blocks several ranks want and which rank reads each; each says a digest of what it computes from, and
+ranks that differ share nothing. A rank reads a block and checks it into one of a few shared buffers, beside which the
+block's number stands; all ranks that want the block copy it out.
 
 A rank that does not take part, gives up or fails says that it is gone: no other waits for it, and what it was to read
 the others read themselves. For a rank that says nothing, since it was killed or hangs, the others wait until the group
@@ -13,8 +14,7 @@ knows which blocks come from which nodes and go to which. All of them together a
 position is that of the node that is furthest behind, which the first rank keeps.
 """
 
-import contextlib
-import os
+import logging
 import threading
 import time
 from bisect import bisect_right
@@ -22,78 +22,28 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ckptd.shared.base.ids import SaveId
-from ckptd.shared.files.mapping import Mapping as Memory
-from ckptd.shared.format.arena_paths import read_group_name
 from ckptd.shared.format.digest import digest
 from ckptd_client._load.reader import Buffer
-from ckptd_client._load.shared_read.group_memory import ABSENT, DECLINED, GONE, JOINED, Layout, mapped
+from ckptd_client._load.shared_read.found import DifferentError, Found, merged, refuse_others
+from ckptd_client._load.shared_read.group_memory import (
+    ABSENT,
+    AGREED,
+    DECLINED,
+    ENTERED,
+    GONE,
+    JOINED,
+    LEFT,
+)
+from ckptd_client._load.shared_read.meeting import Meeting
 from ckptd_client._load.shared_read.schedule import Blocks, SharedBlock, bits_of, schedule, union
 
-_JOIN_S: Final = 10.0  # wait for the other ranks at the beginning
+log = logging.getLogger("ckptd_client")
+_JOIN_S: Final = 10.0  # wait for the other ranks at the beginning, and for them to agree
 _PLAN_S: Final = 60.0  # then for the plan of all nodes: longer than the first rank waits for other nodes
 _PATIENCE_S: Final = 20.0  # later, for a block or a buffer, without progress of the group
 _NODE_PATIENCE_S: Final = 10.0  # for another node to take a block: shorter than the node's own ranks wait for this rank
 _PAUSES_S: Final = (0.0002, 0.002)
-LEFT: Final = (1 << 63) - 1  # position of a member that wants nothing more
 _GOOD, _FAILED, _LOST, _FILLING = 0, 1, 2, 3  # outcome of a block; lost: a thread may still write to its buffer
-
-
-@dataclass(frozen=True, slots=True)
-class NodeReaders:
-    """The ranks of this node that read a save from the store; they meet in a node group.
-
-    read: names the read on all nodes that take part; empty: no other node does.
-    """
-
-    directory: str  # of the job in the arena
-    session: str
-    save: SaveId
-    readers: tuple[int, ...]
-    rank: int
-    read: str = ""
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether this rank reads the save, and another rank or node reads it too."""
-        return self.rank in self.readers and (len(self.readers) > 1 or bool(self.read))
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this rank exchanges blocks with other nodes."""
-        return bool(self.read) and self.readers[:1] == (self.rank,)
-
-    @property
-    def _path(self) -> str:
-        names = f"{self.session} {self.save.text} {self.readers} {self.read}"
-        return os.path.join(self.directory, read_group_name(digest(names.encode()).hex()[:16]))
-
-    def open(self, blocks: Blocks, mark: bytes) -> "NodeGroup | None":
-        """The group for a checkpoint of these blocks; None: read alone. mark: distinguishes its bytes from others."""
-        if not self.is_shared:
-            return None
-        layout = Layout(len(self.readers), bool(self.read), blocks.total)
-        number = int.from_bytes(digest(f"{blocks.total} {mark.hex()}".encode())[:7], "little") + 1
-        try:
-            return NodeGroup(mapped(self._path, layout.nbytes), layout, self, self._path, blocks, number)
-        except OSError:  # no memory, for example
-            self.decline()
-            return None
-
-    def decline(self) -> None:
-        """This rank does not take part: no other waits for it. Not after open has given a group."""
-        if not self.is_shared:
-            return
-        layout = Layout(len(self.readers), bool(self.read))
-        try:
-            counters = mapped(self._path, layout.counters_nbytes).view.cast("Q")
-            counters[layout.state(self.readers.index(self.rank))] = DECLINED
-            complete = all(counters[layout.state(rank)] for rank in range(layout.ranks))
-        except OSError:
-            complete = True  # without memory for its counters the file is of no use
-        if complete:
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +55,15 @@ class Plan:
 
 
 class NodeGroup:
-    """One rank's access to the group's shared memory."""
+    """One rank's access to the group's shared memory, for a checkpoint of these blocks. Raises OSError."""
 
-    def __init__(  # noqa: PLR0913, PLR0917
-        self, memory: Memory, layout: Layout, here: NodeReaders, path: str, blocks: Blocks, mark: int
-    ) -> None:
-        self._memory, self._layout, self._path, self._blocks, self._mark = memory, layout, path, blocks, mark
-        self._index = here.readers.index(here.rank)
-        self.is_leader = here.is_leader
-        self._counters = memory.view[: layout.counters_nbytes].cast("Q")
+    def __init__(self, meeting: Meeting, blocks: Blocks, found: Found) -> None:
+        self._meeting, self._blocks, self.found = meeting, blocks, found
+        self._layout = meeting.layout._replace(total=blocks.total)
+        self._index = meeting.index
+        self.is_leader = meeting.here.is_leader
+        self._memory = meeting.memory(self._layout)
+        self._counters = self._memory.view[: self._layout.counters_nbytes].cast("Q")
         self._given_up = threading.Event()
         self._schedule: list[SharedBlock] = []
         self._plan = Plan()
@@ -149,8 +99,9 @@ class NodeGroup:
     def join(self, wanted: Collection[int], meet_nodes: Callable[[bytes], Plan] | None = None) -> bool:
         """Announces what this rank wants and collects what the others want. Blocks for a bounded time.
 
-        False: a rank is missing, or the first rank has left. Then, and after an error, this rank has left.
+        False: a rank is missing, or reads another checkpoint. Then, and after an error, this rank has left.
         meet_nodes: given by the first rank; takes the bitmap of what this node wants, returns the plan of all nodes.
+        Raises DifferentError if ranks found different checkpoints in one read of all.
         """
         agreed = False
         try:
@@ -158,40 +109,89 @@ class NodeGroup:
         finally:
             if not agreed:
                 self.leave()
+            self._meeting.end()
         if self.is_leader:
             self._begin_targets()
         return agreed
 
+    def _states(self) -> list[int]:
+        return [self._counters[self._layout.state(rank)] for rank in range(self._layout.ranks)]
+
     def _meet_ranks(self, wanted: Collection[int]) -> bool:
         """Whether all ranks of this node have come, to the same checkpoint."""
-        layout, ranks = self._layout, range(self._layout.ranks)
+        layout = self._layout
         self._bitmap(self._index)[:] = bits_of(wanted, layout.total)
-        self._counters[layout.mark(self._index)] = self._mark
+        self._counters[layout.step(self._index)] = self.found.step
+        self._counters[layout.mark(self._index)] = self.found.mark
         self._counters[layout.state(self._index)] = JOINED
+        self._wait(lambda: not {ABSENT, ENTERED} & {*self._states()} or GONE in self._states(), _JOIN_S, renewed=False)
+        if {ABSENT, ENTERED} & {*self._states()}:
+            return False
+        self._check_same([one for rank in range(layout.ranks) if (one := self._found_by(rank)).mark])
+        return {self._counters[layout.mark(rank)] for rank in range(layout.ranks)} <= {0, self.found.mark}
 
-        def states() -> set[int]:
-            return {self._counters[layout.state(rank)] for rank in ranks}
+    def _found_by(self, index: int) -> Found:
+        layout, counters = self._layout, self._counters
+        step, mark, read = (counters[of(index)] for of in (layout.step, layout.mark, layout.read))
+        return Found(self._meeting.here.readers[index], step, mark, read)
 
-        self._wait(lambda: ABSENT not in states() or GONE in states(), _JOIN_S, renewed=False)
-        complete = ABSENT not in states()
-        with contextlib.suppress(FileNotFoundError):  # the first rank that finds the group complete removes the name
-            os.unlink(self._path)
-        return complete and {self._counters[layout.mark(rank)] for rank in ranks} <= {0, self._mark}
+    def _check_same(self, found: Sequence[Found]) -> None:
+        """Raises DifferentError where another found something else in this very read. Notes the read's number."""
+        mine = self.found
+        refuse_others(mine, found)
+        same = [one for one in found if one.mark == mine.mark]
+        (self.found,) = merged([mine, *same])
+        if any(one.read != self.found.read for one in same):
+            numbers = ", ".join(f"rank {one.rank}: {one.read}" for one in same)
+            log.info("ckptd: ranks count their reads differently (%s): all go on from %d", numbers, self.found.read)
 
     def _agree(self, meet_nodes: Callable[[bytes], Plan] | None) -> bool:
-        """Computes what this node shares, once the plan of all nodes is known."""
+        """Computes what this node shares, once the plan of all nodes is known, if all compute it from the same."""
         layout = self._layout
         wants = [bytes(self._bitmap(rank)) for rank in range(layout.ranks)]
         comes = goes = bytes(layout.bitmap_nbytes)
         if layout.others:
             if self.is_leader:
-                self._share(meet_nodes(union(wants)) if meet_nodes is not None else Plan())
+                self._share(self._met(meet_nodes, union(wants)))
             planned = layout.state(layout.ranks)
             self._wait(lambda: bool(self._counters[planned]) or self._has_left(0), _PLAN_S, renewed=False)
-            if not self._counters[planned]:
+            left = self._has_left(0)  # then it makes no plan any more, and the node has none
+            if self._counters[planned] == DECLINED:
+                other = Found(*(self._counters[of(layout.ranks)] for of in (layout.read, layout.step, layout.mark)))
+                raise DifferentError(self.found, other)
+            if self._counters[planned]:
+                comes, goes = bytes(self._bitmap(layout.ranks)), bytes(self._bitmap(layout.ranks, second=True))
+            elif not left:
                 return False
-            comes, goes = bytes(self._bitmap(layout.ranks)), bytes(self._bitmap(layout.ranks, second=True))
+        if not self._is_agreed(b"".join([*wants, comes, goes])):
+            return False
         self._schedule = schedule(wants, comes, goes, self._blocks.nbytes)
+        return True
+
+    def _met(self, meet_nodes: Callable[[bytes], Plan] | None, wants: bytes) -> Plan:
+        """The plan of all nodes. If a rank of another node found another checkpoint, the ranks of this one learn it."""
+        try:
+            return meet_nodes(wants) if meet_nodes is not None else Plan()
+        except DifferentError as error:
+            others, other = self._layout.ranks, error.other
+            for of, value in zip(
+                (self._layout.read, self._layout.step, self._layout.mark), (other.rank, other.step, other.mark),
+                strict=True,
+            ):  # fmt: skip
+                self._counters[of(others)] = value
+            self._counters[self._layout.state(others)] = DECLINED
+            raise
+
+    def _is_agreed(self, said: bytes) -> bool:
+        """Whether all ranks that have not left make their schedules from the same. Blocks for _JOIN_S at most."""
+        agreed, ranks = self._layout.agreed, range(self._layout.ranks)
+        self._counters[agreed(self._index)] = int.from_bytes(digest(said)[:7], "little") + 1
+        self._counters[self._layout.state(self._index)] = AGREED
+        if not self._wait(lambda: JOINED not in self._states(), _JOIN_S, renewed=False):
+            return False
+        if len({self._counters[agreed(rank)] for rank in ranks} - {0}) > 1:
+            log.warning("ckptd: the ranks of this node announced different blocks: each reads by itself")
+            return False
         return True
 
     def _share(self, plan: Plan) -> None:
@@ -224,7 +224,7 @@ class NodeGroup:
         with self._lock:
             if self._has_left(self._index):  # no buffer is written to any more
                 return
-            self._publish(one.number, _FILLING if free else _LOST)
+            self._publish(one, _FILLING if free else _LOST)
         if not free:
             return
         outcome = _FAILED
@@ -232,7 +232,7 @@ class NodeGroup:
             read(self._buffer(one.number))
             outcome = _GOOD
         finally:
-            self._publish(one.number, outcome)
+            self._publish(one, outcome)
 
     def _is_free(self, before: int) -> bool:
         """Waits until no member needs block number before, the last user of the buffer, or writes to it."""
@@ -280,10 +280,11 @@ class NodeGroup:
             number -= self._layout.buffers
         return _GOOD
 
-    def _publish(self, number: int, outcome: int) -> None:
-        counter = self._layout.ready(number)
-        if self._counters[counter] >> 2 <= number + 1:  # else others went on without this one
-            self._counters[counter] = (number + 1) << 2 | outcome
+    def _publish(self, one: SharedBlock, outcome: int) -> None:
+        counter = self._layout.ready(one.number)
+        if self._counters[counter] >> 2 <= one.number + 1:  # else others went on without this one
+            self._counters[self._layout.content(one.number)] = one.block + 1
+            self._counters[counter] = (one.number + 1) << 2 | outcome
 
     def take(self, one: SharedBlock) -> Buffer | None:
         """The block, checked by the rank that read it, until released; None: read it yourself. Blocks."""
@@ -294,7 +295,8 @@ class NodeGroup:
         return self._good(one)
 
     def _good(self, one: SharedBlock) -> Buffer | None:
-        good = self._counters[self._layout.ready(one.number)] == (one.number + 1) << 2 | _GOOD
+        ready, content = self._layout.ready(one.number), self._layout.content(one.number)
+        good = self._counters[ready] == (one.number + 1) << 2 | _GOOD and self._counters[content] == one.block + 1
         return self._buffer(one.number) if good else None
 
     def release(self, one: SharedBlock) -> None:
@@ -311,7 +313,8 @@ class NodeGroup:
         """
         self._given_up.set()
         with self._lock:
-            self._counters[self._layout.state(self._index)] = GONE
+            state = self._layout.state(self._index)
+            self._counters[state] = GONE if self._counters[state] in {JOINED, AGREED, GONE} else DECLINED
             if self.is_leader:
                 self._targets.clear()
                 self._publish_targets()

@@ -6,6 +6,7 @@ All of it ends by a deadline. A node that has no orders by then says that it lea
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -17,6 +18,8 @@ from ckptd.shared.bulk.client import Address, Connection, TurnedAwayError
 from ckptd.shared.bulk.sockets import Cancel
 from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
+from ckptd_client._load.shared_read import found as found_by_ranks
+from ckptd_client._load.shared_read.found import Found
 from ckptd_client._load.shared_read.plan import Edges, Orders, Summary
 
 log = logging.getLogger("ckptd_client")
@@ -36,25 +39,30 @@ class Parent(NamedTuple):
     address: ExchangeAddress
     integrity: Integrity
 
-    def ask(self, summary: Summary, until: float) -> Orders:
-        """The orders for the subtree; none without an answer: then it reads by itself. until: time.monotonic()."""
+    def ask(self, summary: Summary, found: Sequence[Found], until: float) -> Orders:
+        """The orders for the subtree; none without an answer: then it reads by itself. until: time.monotonic().
+
+        found: what ranks of the subtree found, as merged gives it.
+        """
         cancel, seconds = Cancel(), until - time.monotonic()
         with cancel.limited(seconds):
             try:
-                return self._ask(summary, cancel)
+                return self._ask(summary, found_by_ranks.pack(found), cancel)
             except (CkptdError, OSError, ValueError, msgspec.DecodeError) as error:
                 why = f"{self._name} gave no orders in {seconds:.0f} s" if cancel.cancelled else str(error)
         log.warning("ckptd: %s: this node and those below it read the store without the others", why)
         self._leave()
         return Orders(Edges.none(), {})
 
-    def _ask(self, summary: Summary, cancel: Cancel) -> Orders:
+    def _ask(self, summary: Summary, found: bytes, cancel: Cancel) -> Orders:
         with contextlib.closing(self._connect(cancel)) as connection:
             said, total = summary.pack(), len(summary.column)
             for at in range(0, len(said), _PART_NBYTES):
                 self._say(connection, wire.SUMMARY, at, said[at : at + _PART_NBYTES])
             length = memoryview(bytearray(LENGTH_NBYTES))
-            connection.ask(self.job, self.save, 0, [wire.Range(wire.ORDERS, 0, LENGTH_NBYTES, checked=True)])
+            connection.ask(
+                self.job, self.save, 0, [wire.Range(wire.ORDERS, 0, LENGTH_NBYTES, checked=True)], said=found
+            )
             connection.receive(length)
             nbytes, most = int.from_bytes(length, "little"), Orders.most_nbytes(total, self.place.nodes)
             if nbytes > most:
@@ -66,11 +74,11 @@ class Parent(NamedTuple):
                 wire.Range(wire.ORDERS, LENGTH_NBYTES + at, min(wire.MAX_FRAME_NBYTES, nbytes - at), checked=True)
                 for at in range(0, nbytes, wire.MAX_FRAME_NBYTES)
             ]
-            connection.ask(self.job, self.save, 0, ranges)
+            connection.ask(self.job, self.save, 0, ranges, said=found)
             for one in ranges:
                 start = one.offset - LENGTH_NBYTES
                 connection.receive(raw[start : start + one.nbytes])
-            return Orders.unpack(bytes(raw), total)
+            return Orders.unpack(bytes(raw), total, self.place.subtree)
 
     def _connect(self, cancel: Cancel, seconds: float = 60.0) -> Connection:
         """Tries until it is cancelled, as long as there is no room for the connection."""

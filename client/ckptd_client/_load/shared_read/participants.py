@@ -3,9 +3,9 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId
@@ -13,15 +13,19 @@ from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.protocol.messages import AskPlace, LoadFrom, PlaceKnown, Reply, Request
 from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 from ckptd_client._daemon.link import Link
-from ckptd_client._load.shared_read.node_group import NodeGroup, NodeReaders, Plan
+from ckptd_client._load.shared_read.found import Found, refuse_others
+from ckptd_client._load.shared_read.meeting import Meeting, NodeReaders
+from ckptd_client._load.shared_read.node_group import NodeGroup, Plan
 from ckptd_client._load.shared_read.peer_exchange import PeerExchange
 from ckptd_client._load.shared_read.plan import MAX_BLOCKS
 from ckptd_client._load.shared_read.schedule import Blocks
 
 log = logging.getLogger("ckptd_client")
 _ANSWER_S: Final = 15.0  # for the daemon, which waits for that of another node
+_ALL: Final = "all"  # reads by all ranks
 Ask = Callable[[Callable[[int], Request], float | None], Reply]
-FindPlace = Callable[[ExchangeAddress | None], PlaceKnown]  # this node's place, for its exchange; raises CkptdError
+# This node's place, for its exchange and the number of the read; raises CkptdError.
+FindPlace = Callable[[ExchangeAddress | None, int], PlaceKnown]
 
 
 class Met(NamedTuple):
@@ -34,104 +38,147 @@ class Met(NamedTuple):
 
 @dataclass(slots=True)
 class Participants:
-    """The ranks of this node, and how its first rank finds other nodes, for one read.
+    """One rank's part in one read, with the ranks of its node, and how its first rank finds other nodes.
 
-    host: of this node, as others reach it. decided: whether this rank has begun to read, or has declined to.
+    A context that is entered before anything of the checkpoint is opened. After its end, whatever the reason,
+    no rank and no node waits for this rank. host: of this node, as others reach it. save: once it is known.
+    counted: takes the number of the read, as all count it.
     """
 
     job: JobKey
     here: NodeReaders
+    save: SaveId | None = None
     host: str = ""
-    find_place: FindPlace = field(default=lambda _own: PlaceKnown(reply_to=0))
-    decided: bool = False
+    find_place: FindPlace = field(default=lambda _own, _number: PlaceKnown(reply_to=0))
+    counted: Callable[[int], None] = field(default=lambda _number: None)
+    _meeting: Meeting | None = None
+    _group: NodeGroup | None = None
+    _is_known: bool = False  # whether other nodes learn an address of this one, or need none
 
-    def open(self, blocks: Blocks, mark: bytes) -> NodeGroup | None:
-        """The group of this node's ranks, as NodeReaders.open gives it."""
-        self.decided = True
-        group = self.here.open(blocks, mark)
-        if group is None:
-            self.decline_to_nodes()
-        return group
+    def __enter__(self) -> Self:
+        self._is_known = not (self.here.is_shared and self.here.is_leader)
+        self._meeting = self.here.enter()
+        return self
 
-    def decline(self) -> None:
-        """This rank does not take part: no other waits for it. Nothing once the read has begun."""
-        if not self.decided:
-            self.decided = True
-            self.here.decline()
-            self.decline_to_nodes()
+    def __exit__(self, *_error: object) -> None:
+        self.leave()
+
+    def open(self, blocks: Blocks, content: bytes) -> NodeGroup | None:
+        """The group of this node's ranks, for the checkpoint of save; None: this rank reads alone.
+
+        content: differs where bytes of the checkpoint do.
+        """
+        assert self.save is not None  # noqa: S101 - known before its blocks
+        if self._meeting is not None and self._group is None:
+            found = Found.of(self.here.rank, self.save, content, self.here.number)
+            try:
+                self._group = NodeGroup(self._meeting, blocks, found)
+            except OSError as error:  # no memory, for example
+                log.info("ckptd: rank %d reads by itself: %s", self.here.rank, error)
+        if self._group is None:
+            self.leave()
+        return self._group
+
+    def leave(self) -> None:
+        """This rank takes part no more: no other waits for it, and no other node for this one. Idempotent."""
+        meeting, self._meeting = self._meeting, None
+        group, self._group = self._group, None
+        if group is not None:
+            group.leave()
+        if meeting is not None:
+            meeting.decline()  # unless it has joined
+            meeting.close()
+        self.decline_to_nodes()
+
+    def leave_quietly(self) -> None:
+        """The same, without a word to the daemon: from a thread that may be in a call to it."""
+        self._is_known = True
+        self.leave()
 
     def decline_to_nodes(self) -> None:
         """Nodes that would wait for this node's address learn that it has none."""
-        if self.here.is_leader:
+        if not self._is_known:
             with contextlib.suppress(CkptdError):
-                self.find_place(None)
+                self._placed(None, self.here.number)
 
-    def open_exchange(self, integrity: Integrity) -> PeerExchange | None:
-        """This node's exchange, which the caller closes; None without a port."""
+    def _placed(self, own: ExchangeAddress | None, number: int) -> PlaceKnown:
+        self._is_known = True
+        return self.find_place(own, number)
+
+    def open_exchange(self, found: Found, integrity: Integrity) -> PeerExchange | None:
+        """This node's exchange, which the caller closes; None without a port or a thread for it."""
+        assert self.save is not None  # noqa: S101 - known before its blocks
         try:
-            return PeerExchange(self.host, self.job, integrity)
-        except OSError as error:
+            return PeerExchange(self.host, self.job, self.save, found, integrity)
+        except (OSError, RuntimeError) as error:
             log.warning("ckptd: no port at %s to read the store together with other nodes: %s", self.host, error)
             self.decline_to_nodes()
             return None
 
-    def meet(self, exchange: PeerExchange, wants: bytes, blocks: Blocks) -> Met | None:
-        """Agrees with the other nodes; None: this one reads alone. wants: the bitmap of its blocks. Blocks."""
+    def meet(self, exchange: PeerExchange, wants: bytes, blocks: Blocks, found: Found) -> Met | None:
+        """Agrees with the other nodes; None: this one reads alone. wants: the bitmap of its blocks. Blocks.
+
+        found: what this node's ranks found. Raises DifferentError if other nodes found another checkpoint in a read of
+        all ranks.
+        """
         if blocks.total > MAX_BLOCKS:
             log.warning("ckptd: %d blocks, more than %d: each node reads by itself", blocks.total, MAX_BLOCKS)
             exchange.refuse()
             self.decline_to_nodes()
             return None
         try:
-            found = self.find_place(exchange.address)
+            place = self._placed(exchange.address, found.read)
         except CkptdError as error:
             log.info("ckptd: %s: this node reads by itself", error)
-            found = PlaceKnown(reply_to=0)
-        if not found.count:
+            place = PlaceKnown(reply_to=0)
+        if not place.count:
             exchange.refuse()
             return None
-        place = Place(found.number, found.count)
-        return Met(found.number, *exchange.meet(place, found.parent, wants, blocks, self.here.save))
+        orders = exchange.meet(Place(place.number, place.count), place.parent, wants, blocks, found)
+        self.counted(orders.found[0].read)
+        refuse_others(found, orders.found)
+        plan = Plan(orders.edges.by_source(place.number), orders.edges.by_target(place.number))
+        return Met(place.number, plan, orders.addresses)
 
 
-@contextlib.contextmanager
-def leaving_on_error(participants: Participants | None) -> Iterator[None]:
-    """What fails before the read keeps no other rank waiting for this one."""
-    try:
-        yield
-    except BaseException:
-        if participants is not None:
-            participants.decline()
-        raise
+def taking_part(participants: Participants | None) -> contextlib.AbstractContextManager[Participants | None]:
+    """Participants, entered; nothing for a rank that reads alone."""
+    return participants if participants is not None else contextlib.nullcontext()
 
 
-FindParticipants = Callable[[SaveId], Participants | None]  # of a checkpoint, this rank included
-
-
-def no_participants(_save: SaveId) -> None:
-    """This rank reads alone."""
-
-
-def participants_of_order(link: Link, order: LoadFrom, save: SaveId, ask: Ask) -> Participants:
+def participants_of_order(link: Link, order: LoadFrom, ask: Ask) -> Participants:
     """The ranks that the daemons sent to the store. ask: as Link.ask."""
-    return _participants(link, save, tuple(order.readers), order.read, ask)
+    here = NodeReaders(
+        link.slots.directory, link.group.session, tuple(order.readers), link.group.rank, order.read, order.shared
+    )
+    return _participants(link, here, ask, lambda _number: order.read, order.save)
 
 
-def all_ranks(link: Link, ask: Ask) -> FindParticipants:
-    """All ranks of the job, which read the same checkpoint: each calls this, and asks for participants once.
+def all_ranks(link: Link, ask: Ask) -> Participants:
+    """All ranks of the job, which call this once for each read, before anything that may fail on one of them.
 
-    If a rank then does not read, the others wait a bounded time for it. ask: as Link.ask, from any thread.
+    If a rank then does not read, the others wait a bounded time for it. ask: as Link.ask, from any thread. Ranks that
+    count their reads differently go on with the highest number once they meet.
     """
-    read = f"all.{next(link.reads)}"
-    return lambda save: _participants(link, save, link.ranks_here, read if link.nodes > 1 else "", ask)
+    link.reads += 1
+    here = NodeReaders(
+        link.slots.directory, link.group.session, link.ranks_here, link.group.rank, _ALL, link.nodes > 1, link.reads
+    )
+    participants = _participants(link, here, ask, lambda number: f"{_ALL}.{number}")
+
+    def counted(number: int) -> None:
+        link.reads = max(link.reads, number)
+
+    participants.counted = counted
+    return participants
 
 
-def _participants(link: Link, save: SaveId, readers: tuple[int, ...], read: str, ask: Ask) -> Participants:
-    here = NodeReaders(link.slots.directory, link.group.session, save, readers, link.group.rank, read)
-
-    def find_place(own: ExchangeAddress | None) -> PlaceKnown:
-        answer = ask(lambda seq: AskPlace(seq=seq, read=read, exchange=own), time.monotonic() + _ANSWER_S)
+def _participants(
+    link: Link, here: NodeReaders, ask: Ask, name: Callable[[int], str], save: SaveId | None = None
+) -> Participants:
+    def find_place(own: ExchangeAddress | None, number: int) -> PlaceKnown:
+        answer = ask(lambda seq: AskPlace(seq=seq, read=name(number), exchange=own), time.monotonic() + _ANSWER_S)
         assert isinstance(answer, PlaceKnown)  # noqa: S101 - the reply to AskPlace
         return answer
 
-    return Participants(link.job, here, link.host, find_place)
+    return Participants(link.job, here, save, link.host, find_place)

@@ -24,7 +24,8 @@ from ckptd.shared.bulk import wire
 from ckptd.shared.bulk.server import BulkServer, Served
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
-from ckptd_client._load.shared_read.node_group import NodeGroup, Plan
+from ckptd_client._load.shared_read.found import Found, merged, unpack
+from ckptd_client._load.shared_read.node_group import NodeGroup
 from ckptd_client._load.shared_read.parent import CHILD, LENGTH_NBYTES, Parent
 from ckptd_client._load.shared_read.plan import Edges, Orders, Summary, column_of, join
 from ckptd_client._load.shared_read.schedule import Blocks, SharedBlock
@@ -38,17 +39,21 @@ _OF_CHILDREN: Final = (wire.SUMMARY, wire.ORDERS, wire.LEAVE)  # asked over link
 class PeerExchange:
     """A server for the job's other nodes in one read, open until close. host: this node's address for them.
 
-    Raises OSError.
+    found: the checkpoint of save, as this node's ranks found it; nodes that found another get nothing.
+    Raises OSError; RuntimeError if no thread can be started.
     """
 
-    def __init__(self, host: str, job: JobKey, integrity: Integrity = XXH3) -> None:
+    def __init__(self, host: str, job: JobKey, save: SaveId, found: Found, integrity: Integrity = XXH3) -> None:
         secret = os.urandom(32)
-        self._job, self._integrity = job, integrity
+        self._job, self.save, self._integrity = job, save, integrity
+        self._found = found  # by this node's ranks
         self._changed = threading.Condition()  # of what follows
         self._place: Place | None = None  # once this node meets the others
         self._total = 0  # blocks
         self._parts: dict[int, bytearray] = {}  # of summaries, by the first node of the subtree
         self._summaries: dict[int, Summary] = {}  # the same, complete
+        self._theirs: dict[int, list[Found]] = {}  # what ranks of these subtrees found
+        self._asking: set[str] = set()  # children that have not hung up since they sent their summary
         self._left: dict[int, range] = {}  # subtrees that read without this node
         self._orders: Orders | None = None
         self._group: NodeGroup | None = None  # once the schedule is known
@@ -57,7 +62,11 @@ class PeerExchange:
         self._closed = False
         self._server = BulkServer(self._open, lambda _link: secret, host=host, ended=self._ended, integrity=integrity)
         self.address = ExchangeAddress(host, self._server.port, secret)
-        self._server.start()
+        try:
+            self._server.start()
+        except BaseException:
+            self._server.close()
+            raise
 
     def close(self) -> None:
         """Ends every connection and releases the node group. Idempotent."""
@@ -82,15 +91,15 @@ class PeerExchange:
             raise PeerError(f"{link!r} is no link of a node for this")
         node = int(number)
         if rank == wire.SUMMARY:
-            return self._take_part(node, ask.ranges[0].offset, ask.said)
+            return self._take_part(node, ask)
         if rank == wire.ORDERS:
-            return _Bytes(self._orders_for(node))
+            return _Bytes(self._orders_for(node, ask.said))
         if rank == wire.LEAVE:
             return self._let_leave(node)
+        if (ask.save, ask.said) != (self.save, self._found.proof):
+            raise PeerError(f"node {node} reads another checkpoint than this one, which reads {self.save}")
         if rank == wire.PAUSE:
-            with self._changed:
-                self._pausing.add(link)
-            return _Bytes(b"")
+            return self._pause(node, link, is_over=ask.ranges[0].offset == wire.OVER)
         self._await(lambda: self._group is not None, NODES_JOIN_S)
         with self._changed:
             group, blocks = self._group, self._blocks
@@ -98,6 +107,15 @@ class PeerExchange:
         if group is None or blocks is None:
             raise PeerError("nothing is read together here")
         return _Image(group, blocks, {one.block: one for one in group.going(node)}, node, rank)
+
+    def _pause(self, node: int, link: str, *, is_over: bool) -> Served:
+        """The connection ends, and the node still wants blocks; is_over: it wants nothing more."""
+        with self._changed:
+            group = self._group
+            (self._pausing.discard if is_over else self._pausing.add)(link)
+        if is_over and group is not None:
+            group.leave_for([node])
+        return _Bytes(b"", wire.OVER)
 
     def _await(self, ready: Callable[[], bool], seconds: float) -> None:
         """Blocks until it is ready. Raises PeerError when it does not become so in time."""
@@ -115,39 +133,43 @@ class PeerExchange:
             raise PeerError(f"node {node} is no child of node {self._place.number}")
         return found
 
-    def _take_part(self, node: int, offset: int, said: bytes) -> Served:
+    def _take_part(self, node: int, ask: wire.Ask) -> Served:
         """Takes the next part of a child's summary; the first takes the place of former ones."""
-        subtree = self._subtree(node)
+        subtree, offset = self._subtree(node), ask.ranges[0].offset
+        said = ask.said if ask.save == self.save else b""  # of other blocks
         most = Summary.most_nbytes(self._total, len(subtree))
         with self._changed:
+            self._asking.add(str(node))
             part = self._parts.setdefault(node, bytearray())
             del part[offset:]
-            if offset != len(part) or offset + len(said) > most:
+            if ask.save == self.save and (offset != len(part) or offset + len(said) > most):
                 raise PeerError(f"a summary of another read: byte {offset + len(said)} of at most {most}")
             part += said
         return _Bytes(b"", offset)
 
-    def _orders_for(self, node: int) -> bytes:
-        """The orders for a child's subtree, whose summary is complete."""
+    def _orders_for(self, node: int, found: bytes) -> bytes:
+        """The orders for a child's subtree, whose summary is complete. found: by the ranks there."""
         subtree = self._subtree(node)
         with self._changed:
             said = self._parts.pop(node, None)
         if said is not None:
             try:
-                summary = Summary.unpack(bytes(said), self._total, subtree)
+                theirs = unpack(found)
+                same = [one.mark for one in theirs] == [self._found.mark]
+                summary = Summary.unpack(bytes(said), self._total, subtree) if same else Summary.nothing(self._total)
             except (ValueError, msgspec.DecodeError) as error:
                 raise PeerError(f"a summary of another read: {error}") from None
             with self._changed:
                 if self._orders is None:
-                    self._summaries[node] = summary
+                    self._summaries[node], self._theirs[node] = summary, theirs
                     self._changed.notify_all()
         assert self._place is not None  # noqa: S101 - waited for
         self._await(lambda: self._orders is not None, patience_s(self._place))
         assert self._orders is not None  # noqa: S101 - waited for
         if node not in self._summaries:
             raise PeerError("the plan was made without this node, which came late")
-        found = self._orders.pack_for(subtree)
-        return len(found).to_bytes(LENGTH_NBYTES, "little") + found
+        packed = self._orders.pack_for(subtree)
+        return len(packed).to_bytes(LENGTH_NBYTES, "little") + packed
 
     def _let_leave(self, node: int) -> Served:
         """A child's subtree reads by itself: this node waits for nothing of it and keeps nothing for it."""
@@ -164,18 +186,20 @@ class PeerExchange:
     def _ended(self, link: str) -> None:
         with self._changed:
             group = self._group if link not in self._pausing else None
+            if link.endswith(CHILD):
+                self._asking.discard(link.removesuffix(CHILD))
+                self._changed.notify_all()
         if group is not None and link.isdecimal():
             group.leave_for([int(link)])
 
     # --- this rank
 
-    def meet(
-        self, place: Place, parent: ExchangeAddress | None, wants: bytes, blocks: Blocks, save: SaveId
-    ) -> tuple[Plan, Mapping[int, ExchangeAddress]]:
+    def meet(self, place: Place, parent: ExchangeAddress | None, wants: bytes, blocks: Blocks, found: Found) -> Orders:
         """Agrees with the subtree below and the parent above. wants: bitmap of this node's blocks.
 
-        Returns the plan of this node, and the addresses of the nodes that send to it. Blocks for patience_s at most,
-        and a little more where the parent does not answer.
+        found: as given before, with the number of the read on which the ranks of this node agree.
+        The orders have all edges of this node, and the addresses of the nodes that send to it. Blocks for patience_s at
+        most, and a little more where the parent does not answer, or other nodes found another checkpoint.
         """
         sizes = np.array(blocks.lengths, np.int32)
         column, addresses, edges = column_of(place.number, wants, blocks.total), {place.number: self.address}, []
@@ -188,16 +212,22 @@ class PeerExchange:
             addresses |= {node: address for one in came for node, address in one.addresses.items()}
             column, between = join([column, *(one.column for one in came)], sizes)
             edges.append(between)
+        with self._changed:
+            below = [one for theirs in self._theirs.values() for one in theirs]
+        merge = merged([found, *below])
         above = Orders(Edges.none(), {})
         if parent is not None:
-            asked = Parent(self._job, save, place, parent, self._integrity)
-            above = asked.ask(Summary(column, addresses), began + patience_s(place))
-        orders = Orders(Edges.of([above.edges, *edges]), above.addresses | addresses)
+            asked = Parent(self._job, self.save, place, parent, self._integrity)
+            above = asked.ask(Summary(column, addresses), merge, began + patience_s(place))
+        merge = merged([*merge, *above.found])
+        differ = len(merge) > 1
+        orders = Orders(Edges.of([] if differ else [above.edges, *edges]), above.addresses | addresses, merge)
         with self._changed:
             self._orders = orders
             self._changed.notify_all()
-        number = place.number
-        return Plan(orders.edges.by_source(number), orders.edges.by_target(number)), orders.addresses
+            if differ:  # nothing keeps this node here; those below are to learn it too
+                self._changed.wait_for(lambda: self._closed or not self._asking, LEVEL_S)
+        return orders
 
     def _summaries_of(self, subtrees: Sequence[range], deadline: float) -> list[Summary]:
         firsts = [one.start for one in subtrees]

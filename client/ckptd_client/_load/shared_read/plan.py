@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptd.shared.protocol.read_tree import FANOUT, MAX_READERS, ExchangeAddress
+from ckptd_client._load.shared_read.found import Found
 
 Ints = npt.NDArray[np.int32]
 SENDS: Final = 4  # nodes to which a node sends a block, for each level of the tree at which it has it first
@@ -35,6 +36,7 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
 
     numbers: bytes
     addresses: dict[_Number, ExchangeAddress]
+    found: Annotated[list[Found], msgspec.Meta(max_length=2)] = []
 
 
 _decoder = msgspec.msgpack.Decoder(_Packed)
@@ -62,6 +64,11 @@ class Edges(NamedTuple):
         """Those from or to one of consecutive nodes."""
         inside = [(nodes.start <= ends) & (ends < nodes.stop) for ends in (self.source, self.target)]
         return Edges(*(column[inside[0] | inside[1]] for column in self))
+
+    def sources_to(self, nodes: range) -> list[int]:
+        """The nodes that send to one of consecutive nodes."""
+        inside = (nodes.start <= self.target) & (self.target < nodes.stop)
+        return [int(node) for node in np.unique(self.source[inside])]
 
     def by_source(self, target: int) -> dict[int, list[int]]:
         """The blocks that a node gets, in ascending order, by the node that sends them."""
@@ -131,6 +138,11 @@ class Summary:
         """Its bytes."""
         return _pack([self.column], {int(n): self.addresses[int(n)] for n in np.unique(self.column) if n != NONE})
 
+    @classmethod
+    def nothing(cls, total: int) -> Self:
+        """That of a subtree with which no block is shared."""
+        return cls(np.full(total, NONE, np.int32), {})
+
     @staticmethod
     def most_nbytes(total: int, nodes: int) -> int:
         """The most that pack gives for a subtree of so many nodes."""
@@ -138,26 +150,30 @@ class Summary:
 
     @classmethod
     def unpack(cls, raw: bytes, total: int, nodes: range) -> Self:
-        """That of the subtree of these nodes. Raises ValueError, msgspec.ValidationError."""
-        (column,), addresses = _unpack(raw, 1, total)
+        """That of the subtree of these nodes, with no other address. Raises ValueError, msgspec.ValidationError."""
+        (column,), packed = _unpack(raw, 1, total)
+        addresses = packed.addresses
         named = np.unique(column[column != NONE]).tolist()
         if len(column) != total or not set(named) <= addresses.keys() or not set(named) <= set(nodes):
             raise ValueError("a summary of other blocks or nodes")
-        return cls(column, addresses)
+        return cls(column, {node: addresses[node] for node in named})
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a parent sends to a subtree: the edges that touch it, and the addresses of nodes that send to it."""
+    """What a parent sends to a subtree: the edges that touch it, and the addresses of nodes that send to it.
+
+    found: as merged gives it, of all nodes; where two differ, there are no edges.
+    """
 
     edges: Edges
     addresses: dict[int, ExchangeAddress]
+    found: Sequence[Found] = ()
 
     def pack_for(self, nodes: range) -> bytes:
         """The bytes of what concerns these nodes."""
         edges = self.edges.touching(nodes)
-        inside = (nodes.start <= edges.target) & (edges.target < nodes.stop)
-        return _pack(edges, {int(n): self.addresses[int(n)] for n in np.unique(edges.source[inside])})
+        return _pack(edges, {node: self.addresses[node] for node in edges.sources_to(nodes)}, self.found)
 
     @staticmethod
     def most_nbytes(total: int, nodes: int) -> int:
@@ -165,25 +181,30 @@ class Orders:
         return _most_nbytes(3 * _MAX_EDGES * total, nodes)
 
     @classmethod
-    def unpack(cls, raw: bytes, total: int) -> Self:
-        """Raises ValueError, msgspec.ValidationError."""
-        columns, addresses = _unpack(raw, 3, 3 * _MAX_EDGES * total)
+    def unpack(cls, raw: bytes, total: int, nodes: range) -> Self:
+        """Those for the subtree of these nodes. Raises ValueError, msgspec.ValidationError."""
+        columns, packed = _unpack(raw, 3, 3 * _MAX_EDGES * total)
         edges = Edges(*columns)
         if len(edges.block) and not 0 <= int(edges.block.min()) <= int(edges.block.max()) < total:
             raise ValueError("edges of other blocks")
-        return cls(edges, addresses)
+        sources = edges.sources_to(nodes)
+        if len(edges.touching(nodes).block) < len(edges.block) or not set(sources) <= packed.addresses.keys():
+            raise ValueError("edges of other nodes, or of nodes without an address")
+        return cls(edges, {node: packed.addresses[node] for node in sources}, packed.found)
 
 
-def _pack(columns: Sequence[Ints], addresses: dict[int, ExchangeAddress]) -> bytes:
+def _pack(columns: Sequence[Ints], addresses: dict[int, ExchangeAddress], found: Sequence[Found] = ()) -> bytes:
     numbers = np.concatenate(columns).astype("<i4").tobytes()
-    return msgspec.msgpack.encode(_Packed(zlib.compress(numbers, 1), addresses))
+    return msgspec.msgpack.encode(_Packed(zlib.compress(numbers, 1), addresses, [*found]))
 
 
 def _most_nbytes(numbers: int, nodes: int) -> int:
-    return 4 * numbers + 4 * numbers // 1000 + 64 + nodes * _ADDRESS_NBYTES  # zlib adds less to what it cannot compress
+    return (
+        4 * numbers + 4 * numbers // 1000 + 128 + nodes * _ADDRESS_NBYTES
+    )  # zlib adds less to what it cannot compress
 
 
-def _unpack(raw: bytes, columns: int, most: int) -> tuple[list[Any], dict[int, ExchangeAddress]]:
+def _unpack(raw: bytes, columns: int, most: int) -> tuple[list[Any], _Packed]:
     packed = _decoder.decode(raw)
     inflate = zlib.decompressobj()
     try:
@@ -192,4 +213,4 @@ def _unpack(raw: bytes, columns: int, most: int) -> tuple[list[Any], dict[int, E
         raise ValueError(f"numbers of a plan that are none: {error}") from None
     if len(numbers) > 4 * most or len(numbers) % (4 * columns):
         raise ValueError("numbers of a plan of another length")
-    return np.split(np.frombuffer(numbers, "<i4"), columns), packed.addresses
+    return np.split(np.frombuffer(numbers, "<i4"), columns), packed

@@ -14,7 +14,7 @@ from ckptd_client._load.reader import Buffer, Pieces, Source, Target, copy_block
 from ckptd_client._load.shared_read.node_group import NodeGroup, Plan
 from ckptd_client._load.shared_read.participants import Participants
 from ckptd_client._load.shared_read.schedule import Blocks, SharedBlock
-from ckptd_client._load.shared_read.senders import Senders
+from ckptd_client._load.shared_read.senders import Read, Senders
 from ckptd_client._local.destination import deliver
 
 _READERS = 4  # reads in flight
@@ -62,23 +62,24 @@ def _copy_together(  # noqa: PLR0913, PLR0917
     group = participants.open(blocks, digest(b"".join(record.digests for record in records)))
     if group is None:
         return set()
-    exchange = participants.open_exchange(integrity) if group.is_leader else None
+    stack.callback(participants.leave)  # whatever fails from here on, no other waits for this rank
+    exchange = participants.open_exchange(group.found, integrity) if group.is_leader else None
     if exchange is not None:
         stack.callback(exchange.close)
     senders: list[Senders] = []
 
     def meet(wants: bytes) -> Plan:
-        met = participants.meet(exchange, wants, blocks) if exchange is not None else None
-        if met is not None:
-            senders.append(Senders(participants.job, participants.here.save, met.number, met.addresses, integrity))
-        return met.plan if met is not None else Plan()
+        if exchange is None or (met := participants.meet(exchange, wants, blocks, group.found)) is None:
+            return Plan()
+        read = Read(participants.job, exchange.save, met.number, group.found.proof, integrity)
+        senders.append(Senders(read, met.addresses))
+        return met.plan
 
-    if not group.join(numbers, meet):
-        if exchange is not None:
-            exchange.close()  # before this rank reads alone: other nodes do not wait for it
-            participants.decline_to_nodes()
+    joined = group.join(numbers, meet)
+    participants.counted(group.found.read)
+    if not joined:
+        stack.close()  # before this rank reads alone
         return set()
-    stack.callback(group.leave)  # whatever fails here, no member waits for this rank
     files = _OpenImages(open_source)
     stack.callback(files.close)
     if exchange is not None:

@@ -9,10 +9,11 @@ import contextlib
 import heapq
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, NamedTuple
 
 from ckptd.shared.base.errors import CkptdError, PeerError
 from ckptd.shared.base.ids import JobKey, SaveId
@@ -30,22 +31,31 @@ _STREAMS: Final = 8  # blocks that are received at a time
 _MOST_OPEN: Final = 32  # connections on which no block is received
 _BLOCK_S: Final = 15.0  # for a block, from the ask to its last byte: less than a rank waits for it
 _TRIES: Final = 2  # of a block, each over a new connection
+_DONE_S: Final = 2.0  # to say to nodes that this one wants nothing more
 _MOST_FAILED: Final = 3  # blocks in a row, after which a node is asked no more
 Fill = Callable[[SharedBlock, Buffer], None]  # reads a block from the store into a buffer, and checks it
 Check = Callable[[int, memoryview], None]  # a block's number and bytes; raises DamagedError
 
 
-class Senders:
-    """The nodes that send blocks to this one. A failure of theirs is never raised. number: of this node."""
+class Read(NamedTuple):
+    """What a node asks for. number: of the node; proof: of the checkpoint that it found."""
 
-    def __init__(
-        self, job: JobKey, save: SaveId, number: int, addresses: Mapping[int, ExchangeAddress], integrity: Integrity
-    ) -> None:
-        self._job, self._save, self._number, self._integrity = job, save, number, integrity
-        self._addresses = addresses
+    job: JobKey
+    save: SaveId
+    number: int
+    proof: bytes
+    integrity: Integrity
+
+
+class Senders:
+    """The nodes that send blocks to this one. A failure of theirs is never raised."""
+
+    def __init__(self, read: Read, addresses: Mapping[int, ExchangeAddress]) -> None:
+        self._read, self._addresses = read, addresses
         self._lock = threading.Lock()  # of what follows
         self._idle: dict[int, _Sender] = {}  # with a connection; the one that was used last comes last
         self._failed: dict[int, int] = {}  # blocks in a row, by node
+        self._paused: set[int] = set()  # nodes that received a pause: the end of a connection says no more to them
         self._cancels: set[Cancel] = set()  # of all connections
         self._closed = False
 
@@ -68,11 +78,16 @@ class Senders:
         with self._lock:
             self._closed = True
             cancels, senders = [*self._cancels], [*self._idle.values()]
+            paused = [*self._paused]
             self._idle.clear()
+            self._paused.clear()
         for cancel in cancels:
             cancel.cancel()
         for sender in senders:
             sender.close()
+        until = time.monotonic() + _DONE_S
+        for node in paused:
+            self._say_over(node, until)
 
     def _receive(self, turns: "Turns", group: NodeGroup, blocks: Blocks, check: Check, fill: Fill) -> None:
         while (turn := turns.take()) is not None:
@@ -126,7 +141,7 @@ class Senders:
         with self._lock:
             sender = self._idle.pop(node, None)
             if sender is None:
-                sender = _Sender(self._job, self._save, node, self._number, self._addresses.get(node), self._integrity)
+                sender = _Sender(self._read, node, self._addresses.get(node))
                 self._cancels.add(sender.cancel)
                 if self._closed:
                     sender.cancel.cancel()
@@ -138,15 +153,33 @@ class Senders:
             if not self._closed:
                 self._idle[sender.node] = sender
                 oldest = self._idle.pop(next(iter(self._idle))) if len(self._idle) > _MOST_OPEN else None
-        for one in (oldest,) if oldest is not None else (sender,) if self._closed else ():
-            one.pause()
-            self._drop(one)
+        if oldest is not None:
+            self._pause(oldest)
+        elif self._closed:
+            self._drop(sender)
+
+    def _pause(self, sender: "_Sender") -> None:
+        with self._lock:
+            self._paused.add(sender.node)
+        sender.pause()
+        self._drop(sender)
 
     def _end(self, node: int) -> None:
+        """The node learns that this one wants nothing more of it."""
         with self._lock:
-            sender = self._idle.pop(node, None)
+            sender, paused = self._idle.pop(node, None), node in self._paused
+            self._paused.discard(node)
         if sender is not None:
             self._drop(sender)
+        if paused:
+            self._say_over(node, time.monotonic() + _DONE_S)
+
+    def _say_over(self, node: int, until: float) -> None:
+        """The node, which received a pause, waits for nothing of this one any more."""
+        sender = _Sender(self._read, node, self._addresses.get(node))
+        with sender.cancel.limited(until - time.monotonic()):
+            sender.pause(is_over=True)
+        sender.close()
 
     def _drop(self, sender: "_Sender") -> None:
         sender.close()
@@ -195,33 +228,35 @@ class Turns:
 class _Sender:
     """A node that sends, and the connection to it, for one thread at a time."""
 
-    def __init__(  # noqa: PLR0913, PLR0917
-        self, job: JobKey, save: SaveId, node: int, number: int, address: ExchangeAddress | None, integrity: Integrity
-    ) -> None:
+    def __init__(self, read: Read, node: int, address: ExchangeAddress | None) -> None:
         self.node, self.cancel = node, Cancel()
-        self._job, self._save, self._number, self._address, self._integrity = job, save, number, address, integrity
+        self._read, self._address = read, address
         self._connection: Connection | None = None
 
     def receive(self, asked: wire.Range, view: memoryview) -> None:
         """Asks for the range and receives it. Raises PeerError, DamagedError."""
         with self.cancel.limited(_BLOCK_S):
-            if self._connection is None:
-                self._connection = self._connect()
-            self._connection.ask(self._job, self._save, 0, [asked])
-            self._connection.receive(view)
+            connection = self.connect()
+            connection.ask(self._read.job, self._read.save, 0, [asked], said=self._read.proof)
+            connection.receive(view)
 
-    def _connect(self) -> Connection:
-        found = self._address
-        if found is None:
-            raise PeerError(f"node {self.node} has no address")
-        address = Address(found.host, found.port, str(self._number), found.secret)
-        name = f"{found.host}:{found.port}"
-        return Connection(name, address, self.cancel, timeout_s=_BLOCK_S, steady=False, integrity=self._integrity)
+    def connect(self) -> Connection:
+        """The connection, made where there is none. Raises PeerError."""
+        if self._connection is None:
+            found = self._address
+            if found is None:
+                raise PeerError(f"node {self.node} has no address")
+            address = Address(found.host, found.port, str(self._read.number), found.secret)
+            self._connection = Connection(
+                f"{found.host}:{found.port}", address, self.cancel, timeout_s=_BLOCK_S, steady=False,
+                integrity=self._read.integrity,
+            )  # fmt: skip
+        return self._connection
 
-    def pause(self) -> None:
-        """Says that the end of the connection is not the end of what this node wants."""
+    def pause(self, *, is_over: bool = False) -> None:
+        """Says that the end of the connection is not the end of what this node wants; or that it wants nothing more."""
         with contextlib.suppress(CkptdError, OSError):
-            self.receive(wire.Range(wire.PAUSE, 0, 0, checked=False), memoryview(b""))
+            self.receive(wire.Range(wire.PAUSE, wire.OVER if is_over else 0, 0, checked=False), memoryview(b""))
 
     def close(self) -> None:
         """Ends the connection."""

@@ -1,20 +1,17 @@
 """The node group of a cooperative read: the schedule, blocks that fail, ranks that do not come or leave."""
 
-import contextlib
 import threading
 import time
 
 import pytest
 
-from ckptd.shared.base.ids import SaveId
 from ckptd.shared.files.mapping import Mapping
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd_client._load.shared_read import group_memory, node_group
-from ckptd_client._load.shared_read.node_group import NodeReaders
+from ckptd_client._load.shared_read.found import Found
+from ckptd_client._load.shared_read.node_group import NodeGroup
 from ckptd_client._load.shared_read.schedule import Blocks
-from tests.runs import RUN
-
-SAVE = SaveId(1, 1, 1, RUN)
+from tests.unit.client.load.groups import SAVE, Reader, decline, joined, meet, opened, outcomes, read_all, readers_of
 
 
 @pytest.fixture(autouse=True)
@@ -22,63 +19,6 @@ def impatient(monkeypatch):
     monkeypatch.setattr(node_group, "_JOIN_S", 2.0)
     monkeypatch.setattr(node_group, "_PATIENCE_S", 2.0)
     monkeypatch.setattr(node_group, "_NODE_PATIENCE_S", 1.0)
-
-
-def meet(directory, wants, total, readers=None):
-    """The node groups of ranks that join at once; wants: blocks by rank."""
-    readers = tuple(sorted(wants)) if readers is None else readers
-    groups = {}
-
-    def come(rank):
-        group = NodeReaders(str(directory), "s", SAVE, readers, rank).open(Blocks([BLOCK_NBYTES] * total), b"mark")
-        groups[rank] = group if group is not None and group.join(wants[rank]) else None
-
-    threads = [threading.Thread(target=come, args=(rank,)) for rank in wants]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return groups
-
-
-class Reader:
-    """A rank that reads its blocks in a thread and takes what it wants in another."""
-
-    def __init__(self, group, fail):
-        self.group, self.fail = group, fail
-        self.got, self.read = {}, []
-        self.threads = [threading.Thread(target=self.fill), threading.Thread(target=self.take)]
-
-    def fill(self):
-        for one in self.group.own_reads:
-            with contextlib.suppress(OSError):
-                self.group.fill(one, lambda buffer, one=one: self.into(buffer, one.block))
-
-    def into(self, buffer, block):
-        if block in self.fail:
-            raise OSError("no")
-        self.read.append(block)
-        buffer.view[0] = block % 251
-
-    def take(self):
-        for one in self.group.shared:
-            buffer = self.group.take(one)
-            self.got[one.block] = None if buffer is None else buffer.view[0]
-            self.group.release(one)
-        self.threads[0].join()
-        self.group.leave()
-
-
-def read_all(groups, fail=()):
-    """What each rank took, by block: the byte that its reader wrote, None for nothing; and who read each block."""
-    ranks = {rank: Reader(group, fail) for rank, group in groups.items()}
-    threads = [thread for reader in ranks.values() for thread in reader.threads]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    got = {rank: reader.got for rank, reader in ranks.items()}
-    return got, {block: rank for rank, reader in ranks.items() for block in reader.read}
 
 
 def test_every_block_that_several_want_is_read_once_by_one_who_wants_it(tmp_path):
@@ -120,8 +60,8 @@ def test_who_goes_away_leaves_the_others_to_read_alone(tmp_path):
 
 
 def test_a_rank_alone_meets_none(tmp_path):
-    assert NodeReaders(str(tmp_path), "s", SAVE, (0,), 0).open(Blocks([1, 1]), b"") is None
-    assert NodeReaders(str(tmp_path), "s", SAVE, (), 0).open(Blocks([1, 1]), b"") is None
+    assert readers_of(tmp_path, 0, (0,)).enter() is None
+    assert readers_of(tmp_path, 0, ()).enter() is None
 
 
 def test_who_wants_nothing_keeps_none_waiting(tmp_path):
@@ -167,7 +107,7 @@ def test_ranks_that_read_different_checkpoints_of_one_number_do_not_meet(tmp_pat
     found = {}
 
     def come(rank):
-        group = NodeReaders(str(tmp_path), "s", SAVE, (0, 1), rank).open(Blocks([1, 1]), bytes([rank]))
+        group = opened(readers_of(tmp_path, rank, (0, 1)), 2, content=bytes([rank]))
         found[rank] = group.join({0, 1})
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1)]
@@ -177,36 +117,6 @@ def test_ranks_that_read_different_checkpoints_of_one_number_do_not_meet(tmp_pat
         thread.join()
     assert found == {0: False, 1: False}
     assert list(tmp_path.iterdir()) == []
-
-
-def readers_of(directory, rank, readers, read=""):
-    return NodeReaders(str(directory), "s", SAVE, readers, rank, read)
-
-
-def joined(directory, rank, readers, *, wants=frozenset({0, 1, 2}), after_s=0.0, read="", meet_nodes=None, mark=b"m"):
-    """A thread that joins after so many seconds; its outcome, and how long the join itself took."""
-    found = {}
-
-    def come():
-        time.sleep(after_s)
-        group = readers_of(directory, rank, readers, read).open(Blocks([BLOCK_NBYTES] * 3), mark)
-        began = time.monotonic()
-        try:
-            found["joined"] = group.join(wants, meet_nodes)
-        except OSError:
-            found["joined"] = None
-        found["took"] = time.monotonic() - began
-        found["group"] = group
-
-    thread = threading.Thread(target=come)
-    thread.start()
-    return thread, found
-
-
-def outcomes(*threads):
-    for thread, _ in threads:
-        thread.join()
-    return [found for _, found in threads]
 
 
 def test_a_rank_that_gives_up_ends_the_wait_of_those_that_came_later(tmp_path, monkeypatch):
@@ -223,9 +133,9 @@ def test_an_error_while_the_nodes_meet_ends_the_wait_of_the_node_for_the_plan(tm
         raise OSError("no plan")
 
     lead, other = outcomes(
-        joined(tmp_path, 0, (0, 1), read="r", meet_nodes=fails), joined(tmp_path, 1, (0, 1), read="r")
+        joined(tmp_path, 0, (0, 1), nodes=True, meet_nodes=fails), joined(tmp_path, 1, (0, 1), nodes=True)
     )
-    assert (lead["joined"], other["joined"]) == (None, False)
+    assert (lead["joined"], other["joined"]) == (None, True)  # it shares with the ranks of its node all the same
     assert other["took"] < 20, other
     assert list(tmp_path.iterdir()) == []
 
@@ -247,7 +157,7 @@ def test_a_rank_that_does_not_take_part_says_so(tmp_path, late_s):
     come = joined(tmp_path, 0, (0, 1, 2), after_s=0.5 - late_s)
     other = joined(tmp_path, 2, (0, 1, 2), after_s=0.5 - late_s)
     time.sleep(late_s)
-    readers_of(tmp_path, 1, (0, 1, 2)).decline()
+    decline(readers_of(tmp_path, 1, (0, 1, 2)))
     first, second = outcomes(come, other)
     assert (first["joined"], second["joined"]) == (True, True)
     assert [one.wanted for one in first["group"].shared] == [(0, 2)] * 3
@@ -256,7 +166,7 @@ def test_a_rank_that_does_not_take_part_says_so(tmp_path, late_s):
 
 def test_ranks_that_all_do_not_take_part_leave_no_file(tmp_path):
     for rank in range(3):
-        readers_of(tmp_path, rank, (0, 1, 2)).decline()
+        decline(readers_of(tmp_path, rank, (0, 1, 2)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -268,11 +178,14 @@ def test_a_rank_without_memory_for_the_group_says_so(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(12, "Cannot allocate memory")
 
+    entered = readers_of(tmp_path, 1, (0, 1)).enter()
     with monkeypatch.context() as patched:
         patched.setattr(
             group_memory, "Memory", lambda fd, nbytes: full() if nbytes > BLOCK_NBYTES else Mapping(fd, nbytes)
         )
-        assert readers_of(tmp_path, 1, (0, 1)).open(Blocks([BLOCK_NBYTES] * 3), b"m") is None
+        with pytest.raises(OSError, match="allocate"):
+            NodeGroup(entered, Blocks([BLOCK_NBYTES] * 3), Found.of(1, SAVE, b"m", 0))
+    entered.decline()
     (found,) = outcomes(come)
     assert found["joined"]
     assert found["group"].shared == []
@@ -280,7 +193,7 @@ def test_a_rank_without_memory_for_the_group_says_so(tmp_path, monkeypatch):
 
 def test_ranks_that_read_different_checkpoints_of_one_number_notice_it_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(node_group, "_JOIN_S", 20.0)
-    first, second = outcomes(joined(tmp_path, 0, (0, 1), mark=b"0"), joined(tmp_path, 1, (0, 1), mark=b"1"))
+    first, second = outcomes(joined(tmp_path, 0, (0, 1), content=b"0"), joined(tmp_path, 1, (0, 1), content=b"1"))
     assert (first["joined"], second["joined"]) == (False, False)
     assert max(first["took"], second["took"]) < 10
 

@@ -27,7 +27,8 @@ from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 from ckptd.shared.stores.directory import OpenedFile
 from ckptd_client._load.reader import Piece, Source, Target
 from ckptd_client._load.shared_read import node_group, peer_exchange, plan, senders
-from ckptd_client._load.shared_read.node_group import NodeReaders, Plan
+from ckptd_client._load.shared_read.found import Found, pack
+from ckptd_client._load.shared_read.meeting import NodeReaders
 from ckptd_client._load.shared_read.parent import Parent
 from ckptd_client._load.shared_read.participants import Participants
 from ckptd_client._load.shared_read.peer_exchange import PeerExchange
@@ -109,9 +110,9 @@ class Job:
         directory = self.directory / f"node{node}"
         directory.mkdir(exist_ok=True)
         readers = tuple(range(len(self.wants[node])))
-        here = NodeReaders(str(directory), "s", SAVE, readers, rank, "load.1.1" if len(self.wants) > 1 else "")
+        here = NodeReaders(str(directory), "s", readers, rank, "load.1.1", nodes=len(self.wants) > 1)
 
-        def find_place(own):
+        def find_place(own, _number):
             place = Place(node, len(self.wants))
             for _ in range(len(self.wants)):
                 self.addresses[node].put(own)
@@ -119,7 +120,7 @@ class Job:
             parent = None if silent else self.addresses[place.parent].get()
             return PlaceKnown(reply_to=1, number=node, count=place.nodes, parent=parent)
 
-        return Participants(JOB, here, "127.0.0.1", find_place)
+        return Participants(JOB, here, SAVE, "127.0.0.1", find_place)
 
     def load(self, node, rank):
         images = self.wants[node][rank]
@@ -127,8 +128,9 @@ class Job:
         found = {image: Mapping(None, sizes[image]) for image in images}
         targets = {image: [Target(0, sizes[image], memory.address)] for image, memory in found.items()}
         try:
-            participants, integrity = self.participants(node, rank), self.keys[node]
-            copy_out_together(self.checkpoint.open_source, targets, self.checkpoint.records, participants, integrity)
+            with self.participants(node, rank) as taking:
+                records, integrity = self.checkpoint.records, self.keys[node]
+                copy_out_together(self.checkpoint.open_source, targets, records, taking, integrity)
         except (DamagedError, OSError) as error:
             self.failed[node, rank] = error
         self.got[node, rank] = {image: bytes(memory.view[: sizes[image]]) for image, memory in found.items()}
@@ -253,7 +255,7 @@ def test_few_threads_and_connections_receive_from_many_nodes(tmp_path, monkeypat
 
     def put_back(self, sender):
         threads.add((id(self), threading.current_thread().name))
-        sources.add((self._number, sender.node))
+        sources.add((self._read.number, sender.node))
         real(self, sender)
         idle.append(len(self._idle))
 
@@ -318,14 +320,15 @@ def test_a_connection_that_ends_in_the_middle_costs_what_was_still_to_come(check
 
 
 PAIR = Place(0, 2)
+FOUND = Found.of(0, SAVE, b"", 0)
 
 
 @contextlib.contextmanager
 def met(place=PAIR, total=2, wants=b"\x01", parent=None):
     """An exchange that meets others as a node of the tree, and where its plan appears."""
-    exchange, found = PeerExchange("127.0.0.1", JOB), []
+    exchange, found = PeerExchange("127.0.0.1", JOB, SAVE, FOUND), []
     blocks = Blocks([3] * total)
-    thread = threading.Thread(target=lambda: found.append(exchange.meet(place, parent, wants, blocks, SAVE)))
+    thread = threading.Thread(target=lambda: found.append(exchange.meet(place, parent, wants, blocks, FOUND)))
     thread.start()
     try:
         yield exchange, found, thread
@@ -365,17 +368,18 @@ def test_a_node_without_the_secret_or_of_another_job_gets_nothing():
                 send(connection, what, offset, said, job)
         with child_of(good) as connection:
             send(connection, wire.SUMMARY, 0, b"junk")
-            connection.ask(JOB, SAVE, 0, [wire.Range(wire.ORDERS, 0, 8, checked=True)])
+            connection.ask(JOB, SAVE, 0, [wire.Range(wire.ORDERS, 0, 8, checked=True)], said=pack([FOUND]))
             with pytest.raises(PeerError, match="another read"):
                 connection.receive(memoryview(bytearray(8)))
         parent = Parent(JOB, SAVE, Place(1, 2), good, XXH3)
-        orders = parent.ask(Summary.unpack(theirs, 2, range(1, 2)), time.monotonic() + 5)
+        orders = parent.ask(Summary.unpack(theirs, 2, range(1, 2)), [FOUND], time.monotonic() + 5)
         thread.join()
-        ((plan, addresses),) = found
+        (ours,) = found
     assert orders.edges.block.tolist() == [0]
     source = int(orders.edges.source[0])
-    assert (plan.goes if source == 0 else plan.comes) == {1: [0]}
-    assert addresses.keys() == {0, 1}
+    edges = ours.edges
+    assert (edges.by_target(0) if source == 0 else edges.by_source(0)) == {1: [0]}
+    assert ours.addresses.keys() == {0, 1}
     assert "secret" not in repr(good)
     assert repr(good.secret) not in repr(good)
 
@@ -392,10 +396,10 @@ def test_a_summary_of_any_size_reaches_the_parent(monkeypatch):
         for node in range(1, 32):
             with child_of(exchange.address, f"{node}.child") as connection:
                 send(connection, wire.LEAVE)
-        orders = Parent(JOB, SAVE, Place(32, 64), exchange.address, XXH3).ask(summary, time.monotonic() + 60)
+        orders = Parent(JOB, SAVE, Place(32, 64), exchange.address, XXH3).ask(summary, [FOUND], time.monotonic() + 60)
         thread.join()
     assert len(orders.edges.block) == total
-    assert found[0][1].keys() == {0, *addresses}
+    assert found[0].addresses.keys() == {0, *addresses}
 
 
 def orders_of(nbytes, slow_s=0.0, served=None):
@@ -431,7 +435,7 @@ def test_orders_that_are_longer_than_the_plan_can_be_are_not_received(caplog):
     """The length is what the other side says: no memory is taken for it."""
     server, parent, asked = orders_of(1 << 40)
     with contextlib.closing(server):
-        orders = parent.ask(Summary(column_of(1, b"\x03", 2), {1: parent.address}), time.monotonic() + 5)
+        orders = parent.ask(Summary(column_of(1, b"\x03", 2), {1: parent.address}), [FOUND], time.monotonic() + 5)
     assert len(orders.edges.block) == 0
     assert "has orders of 1099511627776 bytes for 2 blocks, at most" in caplog.text
     assert [one for one in asked if one[0] == wire.ORDERS] == [(wire.ORDERS, 1)]
@@ -444,7 +448,7 @@ def test_a_parent_that_answers_too_slowly_costs_the_patience_in_all(caplog):
     summary = Summary(column_of(1, bytes(1 << 10), 1 << 13), {1: parent.address})
     began = time.monotonic()
     with contextlib.closing(server):
-        orders = parent.ask(summary, began + 2.0)
+        orders = parent.ask(summary, [FOUND], began + 2.0)
     assert time.monotonic() - began < 3.5
     assert len(orders.edges.block) == 0
     assert "gave no orders in 2 s" in caplog.text
@@ -465,7 +469,7 @@ def test_a_parent_without_room_for_a_connection_is_asked_again(monkeypatch):
     monkeypatch.setattr(BulkServer, "_greet", greet)
     with met() as (exchange, _, _):
         theirs = Summary(column_of(1, b"\x03", 2), {1: exchange.address})
-        orders = Parent(JOB, SAVE, Place(1, 2), exchange.address, XXH3).ask(theirs, time.monotonic() + 5)
+        orders = Parent(JOB, SAVE, Place(1, 2), exchange.address, XXH3).ask(theirs, [FOUND], time.monotonic() + 5)
     assert orders.edges.block.tolist() == [0]
     assert len(turned_away) == 3
 
@@ -479,7 +483,7 @@ def test_a_node_below_that_leaves_is_not_waited_for():
                 send(connection, wire.LEAVE)
         thread.join()
         assert time.monotonic() - began < 1.0
-        assert found[0][0] == Plan()
+        assert len(found[0].edges.block) == 0
 
 
 def test_a_node_that_leaves_after_the_plan_was_made_delays_no_block(checkpoint, tmp_path, monkeypatch):

@@ -109,7 +109,7 @@ def test_subtrees_receive_what_touches_them_alone():
     addresses = {node: address(node) for node in range(40)}
     below = range(32, 40)
     raw = Orders(edges, addresses).pack_for(below)
-    told = Orders.unpack(raw, 6)
+    told = Orders.unpack(raw, 6, below)
     ends = set(zip(edges.block.tolist(), edges.source.tolist(), edges.target.tolist(), strict=True))
     wanted = {(b, s, t) for b, s, t in ends if s in below or t in below}
     assert set(zip(*(column.tolist() for column in told.edges), strict=True)) == wanted
@@ -136,7 +136,7 @@ def test_bytes_that_are_no_plan_are_refused(raw):
     with pytest.raises((ValueError, msgspec.DecodeError)):
         Summary.unpack(raw, 4, range(1))
     with pytest.raises((ValueError, msgspec.DecodeError)):
-        Orders.unpack(raw, 4)
+        Orders.unpack(raw, 4, range(1))
 
 
 def test_summaries_of_other_blocks_or_nodes_are_refused():
@@ -152,7 +152,7 @@ def test_orders_for_blocks_that_are_none_are_refused():
     one = np.array([7], np.int32)
     raw = Orders(Edges(one, one, one), {7: address(7)}).pack_for(range(8))
     with pytest.raises(ValueError, match="other blocks"):
-        Orders.unpack(raw, 7)
+        Orders.unpack(raw, 7, range(8))
 
 
 @pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 1024, 1025, 10_000])
@@ -184,3 +184,21 @@ def test_no_summary_and_no_orders_are_longer_than_the_other_side_takes(nodes):
         above = Orders(Edges(*(column[~inner] for column in edges)), addresses)
         assert len(above.edges.touching(subtree).block) <= plan_module._MAX_EDGES * total
         assert len(above.pack_for(subtree)) <= Orders.most_nbytes(total, nodes)
+
+
+def test_a_summary_has_no_say_on_addresses_outside_its_subtree():
+    raw = Summary(column_of(3, b"\x01", 2), {node: address(node) for node in (3, 7)})
+    packed = msgspec.msgpack.encode(
+        plan_module._Packed(plan_module.zlib.compress(raw.column.astype("<i4").tobytes()), raw.addresses)
+    )
+    assert Summary.unpack(packed, 2, range(3, 4)).addresses == {3: address(3)}
+
+
+@pytest.mark.parametrize(("target", "known"), [(3, {}), (9, {7: None})])
+def test_orders_of_a_source_without_an_address_or_of_other_nodes_are_refused(target, known):
+    numbers = np.array([0, 7, target], "<i4").tobytes()
+    packed = msgspec.msgpack.encode(
+        plan_module._Packed(plan_module.zlib.compress(numbers), {node: address(node) for node in known})
+    )
+    with pytest.raises(ValueError, match="without an address"):
+        Orders.unpack(packed, 2, range(3, 4))
