@@ -282,9 +282,10 @@ class Client(Preemptible):
             path: Directory of the checkpoint, or a safetensors file.
             state: As for `save`.
             together: True: all ranks of the job call it for the same checkpoint. Blocks of ckptd's own checkpoints that
-                several ranks or nodes need are then read once. A rank that fails, in any way, says so. For one that does not come,
-                or is killed, the others of its node wait 10 s (60 s for the node's first rank), later 20 s without any
-                progress; nodes wait 10 s for another, 2 s more per level of 32. Then they read by themselves.
+                several ranks or nodes need are then read once. A rank that fails, in any way, says so. For one that
+                does not come, or is killed, the others of its node wait 10 s (60 s for the node's first rank), later
+                20 s without any progress; nodes wait 10 s for another, 2 s more per level of 32. Then they read by
+                themselves.
             integrity: "xxh3" accepts a checkpoint that is not keyed, or another program's, although this client has a
                 key.
             strict: False also accepts a state with keys that the checkpoint lacks; notes name what is in only one of
@@ -293,8 +294,8 @@ class Client(Preemptible):
         Raises:
             MismatchError: The checkpoint lacks something of the state, or has it in another shape or dtype.
             DamagedError: Bytes differ from their digest. Only ckptd's own checkpoints have digests.
-            RestoreError: A file cannot be opened, or a value is a pickle that `allow_pickle` does not name; or, together,
-                ranks found different checkpoints.
+            RestoreError: A file cannot be opened, a value is a pickle that `allow_pickle` does not name, or ranks that
+                read together found different checkpoints.
         """
         self._check_open()
         ask = self._ask_place if together else None  # the lock is held for that question alone
