@@ -25,10 +25,16 @@ class Demands:
         self._skipped: dict[SaveId, ev.SaveSkipped] = {}
         self._preempt: ev.PreemptAsked | None = None
 
-    def drain_asked(self, event: ev.DrainAsked) -> list[Action]:
-        """The newest save is wanted durable."""
-        known = self._slot_retention
-        self.durable = max((save for save in (*known.pending, self._staged) if save is not None), default=self.durable)
+    def made(self, event: ev.SaveSkipped | ev.DrainAsked | ev.PreemptAsked) -> list[Action]:
+        """A save is over on all nodes; the newest is wanted durable; or this session, and no later, is preempted."""
+        match event:
+            case ev.SaveSkipped():
+                self._skipped[event.save] = event
+            case ev.DrainAsked():
+                saves = (*self._slot_retention.pending, self._staged)
+                self.durable = max((save for save in saves if save is not None), default=self.durable)
+            case ev.PreemptAsked() if event.passed is None:
+                self._preempt = replace(event, session=self._membership.session)
         return [self._membership.report(event)]
 
     @property
@@ -36,17 +42,6 @@ class Demands:
         """The newest save that is staged, and not durable."""
         staged, durable = self._slot_retention.newest_staged, self._slot_retention.durable
         return None if staged is None or (durable is not None and staged <= durable) else staged
-
-    def skipped(self, event: ev.SaveSkipped) -> list[Action]:
-        """A rank skipped a save: it is over on all nodes."""
-        self._skipped[event.save] = event
-        return [self._membership.report(event)]
-
-    def preempt_asked(self, event: ev.PreemptAsked) -> list[Action]:
-        """The present session is to be preempted, and no later one."""
-        if event.passed is None:
-            self._preempt = replace(event, session=self._membership.session)
-        return [self._membership.report(event)]
 
     def ended(self, order: ev.SaveEnded) -> list[Action]:
         """A save has ended. Where it never was whole, the newest that is stays wanted."""

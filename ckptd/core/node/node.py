@@ -118,9 +118,7 @@ class JobNode:
             ev.SlotsFailed: (self._short_of_slots, self.collect),
             ev.SegmentStaged: (self._staged,),
             ev.SlotAdopted: (self._adopted,),
-            ev.SaveSkipped: (ranks.taken_over, self.demands.skipped),
-            ev.DrainAsked: (ranks.taken_over, self.demands.drain_asked),
-            ev.PreemptAsked: (ranks.taken_over, self.demands.preempt_asked),
+            **dict.fromkeys((ev.SaveSkipped, ev.DrainAsked, ev.PreemptAsked), (ranks.taken_over, self.demands.made)),
             **dict.fromkeys((ev.LoadAsked, ev.LoadReported), (self.loads.word,)),
             ev.PlaceAsked: (self.readers.asked,),
             ev.DigestsSealed: (self._digested,),
@@ -166,15 +164,13 @@ class JobNode:
     def _orders(self) -> Handlers:
         """Orders that count only when the coordinator gives them."""
         slot_retention, ranks, protection = self.slot_retention, self.ranks, self.protection
+        keeping = (slot_retention, self.demands, self.drain, protection)
         return {
             ev.SaveStaged: (slot_retention.staged, ranks.save_reached(Milestone.STAGED), self.collect),
             ev.SaveWaits: (ranks.save_waits,),
             ev.EncodeOrdered: (protection.order, self.own_column.offer, self.collect),
             ev.SaveProtected: (ranks.save_reached(Milestone.PROTECTED), protection.protected, self.collect),
-            ev.SaveEnded: (
-                *(part.ended for part in (slot_retention, self.demands, self.drain, protection)),
-                *(ranks.save_ended, self.collect),
-            ),
+            ev.SaveEnded: (*(part.ended for part in keeping), ranks.save_ended, self.collect),
             ev.SavesObsolete: (slot_retention.obsolete, self.demands.obsolete, protection.obsolete, self.collect),
             ev.DrainOrdered: (self.standing.saved_to, self.drain.order),
             ev.PreemptOrdered: (lambda o: self.notice.ordered(o, ranks.of(o.session)), self.demands.preempt_ordered),
@@ -243,11 +239,8 @@ class JobNode:
             awaited=self.ranks.slots_awaited().ranks,
         )
         report = self.membership.report
-        return [
-            report(has),
-            *self.membership.resync(),
-            *map(report, (*self.demands.repeat(), *self.loads.reports.repeat())),
-        ]
+        facts = (*self.demands.repeat(), *self.loads.reports.repeat())
+        return [report(has), *self.membership.resync(), *map(report, facts)]
 
     def _peer_up(self, event: ev.PeerUp) -> list[Action]:
         """Earlier messages to it may be lost."""
