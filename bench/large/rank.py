@@ -124,6 +124,7 @@ class Rank:
     def prepare(self, step: int) -> None:
         """Makes a segment, and asks for a slot of its size. Blocks until it is attached."""
         attached = self._await(m.Attached)
+        self.told.pop(m.SlotsComing, None)
         self._saves += 1
         self._made = self._make(SaveId(attached.incarnation, self._saves, step, attached.run))
         self._send(m.AskSlots(seq=self._next(), capacity=len(self._made.content)))
@@ -144,6 +145,7 @@ class Rank:
     def hand_over(self) -> None:
         """Stages what was made. Blocks until that is done."""
         assert self._made is not None  # noqa: S101 - by its place
+        self._await(m.SlotsComing)  # what was granted before is given back by then
         slot = self._await(m.SlotGranted).slot
         with open(os.path.join(self._directory, slot), "r+b") as file:
             file.write(self._made.content)

@@ -11,7 +11,7 @@ import pytest
 
 from bench.nodes.job import KEPT, RealJob, Shape
 from bench.nodes.measure import run
-from ckptd.shared.protocol.messages import Milestone
+from ckptd.shared.protocol.messages import Milestone, SlotGranted
 from tests import pythons
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
@@ -69,6 +69,20 @@ def test_a_rank_that_reads_another_bit_is_found(memory, tmp_path):
         job.ranks[1].loaded = found._replace(content=found.content[:5000] + b"?" + found.content[5001:])
         with pytest.raises(RuntimeError, match="rank 1 has not read what it saved"):
             job.compare()
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_rank_stages_in_no_slot_that_it_has_given_back(memory, tmp_path):
+    """A slot that was granted before it asked again: the daemon grants it anew, and clears its seal first."""
+    with RealJob(memory, tmp_path, SMALL._replace(nodes=1)) as job:
+        job.start_daemons()
+        job.connect()
+        job.prepare(KEPT)
+        job.hand_over()
+        job.ranks[0].told[SlotGranted] = SlotGranted(slot="r00000-000002.slot", capacity=0)
+        job.prepare(KEPT + 1)
+        job.hand_over()
+        job.reach(KEPT + 1, Milestone.STAGED)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
