@@ -259,8 +259,8 @@ for _name, _body in {
             if _part == "plan":
                 body = squeezed([_body])
                 add(f"layout's plan {_name}, in its place", BOTH, RANK0, partial(forge.put_part, part=_part, body=body))
-add("layout's plan a bomb", BOTH, RANK0, partial(forge.put_part, part="plan", body=zlib.compress(bytes(1 << 28))))
-add("layout's form a bomb", BOTH, RANK0, partial(forge.put_part, part="form", body=zlib.compress(bytes(1 << 28))))
+add("layout's plan a bomb", BOTH, RANK0, lambda final: forge.put_part(final, "plan", zlib.compress(bytes(1 << 28))))
+add("layout's form a bomb", BOTH, RANK0, lambda final: forge.put_part(final, "form", zlib.compress(bytes(1 << 28))))
 add("layout's plan cut", BOTH, RANK0, lambda final: forge.edit_record(
     final, 0, lambda record: record.update(plan=record["plan"][:-1])))  # fmt: skip
 add("layout's plan and more", BOTH, RANK0, lambda final: forge.edit_record(
