@@ -24,6 +24,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _SHOWN = 15
 _PROPERTY = "costs"
 _starts = [0]
+_below: set[int] = set()  # processes
 
 
 def _count_start(event: str, _arguments: tuple[Any, ...]) -> None:
@@ -38,13 +39,18 @@ def _used() -> float:
 
 
 def _living() -> int:
-    """Ticks of all processes below this one."""
-    found, ticks = _children(os.getpid()), 0
-    while found:
-        pid = found.pop()
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-            ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
-            found += _children(pid)
+    """Ticks of all processes below this one: a list of children that is read while one of them ends may lack others."""
+    _below.update(_children(os.getpid()))
+    looked, ticks = set[int](), 0
+    while pids := _below - looked:
+        for pid in pids:
+            try:
+                with open(f"/proc/{pid}/stat", "rb") as file:
+                    ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
+                _below.update(_children(pid))
+            except OSError:
+                _below.discard(pid)
+        looked |= pids
     return ticks
 
 
