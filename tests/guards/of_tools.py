@@ -144,6 +144,11 @@ _REAL_NODES = (
         "stack.callback(daemon.kill)", "_ = daemon.kill",
         "real_nodes.py::test_nothing_is_left_of_what_is_interrupted",
     ),
+    _nodes_row(
+        "real-ranks-give-slots-back", "bench/large/rank.py",
+        "        self._await(m.SlotsComing)", "        #",
+        "real_nodes.py::test_a_rank_stages_in_no_slot_that_it_has_given_back",
+    ),
 )  # fmt: skip
 
 ROWS = (*_DEMO, *_CAMPAIGNS, *_REAL_NODES)  # fmt: skip
