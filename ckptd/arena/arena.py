@@ -5,12 +5,14 @@ import errno
 import os
 import stat
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 
 from ckptd.arena.budget import Budget, budget
+from ckptd.arena.names import listdir, opened, rank_lives, rmdir_if_empty, unlink_if_there
 from ckptd.arena.publications import Publications
 from ckptd.arena.slot_memory import make_slot
 from ckptd.shared.base.errors import BudgetError, ConfigError, DamagedError
@@ -110,10 +112,10 @@ class Arena:
     def close(self, *, remove: bool) -> None:
         """Gives the directory up; with remove, deletes what is left of it when no slot is. The lock goes last."""
         self._mappings.clear()  # a thread that still reads one keeps it
-        _unlink_if_there(self.socket_path)
+        unlink_if_there(self.socket_path)
         jobs = os.path.join(self.path, arena_paths.JOBS)
         if remove and not self._used:
-            _rmdir_if_empty(jobs)
+            rmdir_if_empty(jobs)
         if remove and not os.path.exists(jobs):  # else a job of it counts on the identity, and reads the log
             small = (
                 arena_paths.LOG,
@@ -123,8 +125,8 @@ class Arena:
                 arena_paths.NUMBERS,
             )
             for name in (*small, *(f"{one}.new" for one in small), arena_paths.LOCK):
-                _unlink_if_there(os.path.join(self.path, name))
-            _rmdir_if_empty(self.path)
+                unlink_if_there(os.path.join(self.path, name))
+            rmdir_if_empty(self.path)
         os.close(self._lock_fd)
 
     def job_path(self, job: JobKey) -> str:
@@ -140,16 +142,18 @@ class Arena:
     def scan(self) -> list[FoundSlot]:
         """Every slot file, with the seal in force. Files that are no slots are left alone."""
         found = []
-        for entry in sorted(_listdir(os.path.join(self.path, arena_paths.JOBS))):
+        for entry in sorted(listdir(os.path.join(self.path, arena_paths.JOBS))):
             job_dir = f"{arena_paths.JOBS}/{entry}"
             directory = os.path.join(self.path, job_dir)
             if os.path.islink(directory):
                 continue  # not ours, so nothing of it is removed
-            for name in sorted(_listdir(directory)):
+            for name in sorted(listdir(directory)):
                 parsed = arena_paths.parse_slot_name(name)
                 path = os.path.join(directory, name)
                 file = os.lstat(path)
                 if parsed is None or not stat.S_ISREG(file.st_mode):
+                    if name.endswith(arena_paths.PARTIAL_SUFFIX) and path not in self._used:
+                        os.unlink(path)  # of a load that ended with an earlier daemon
                     continue
                 capacity = file.st_size
                 if capacity < SEALS_NBYTES or file.st_blocks * 512 < capacity:
@@ -162,9 +166,9 @@ class Arena:
     def remove_stray(self, slot: FoundSlot) -> None:
         """Unlinks a slot file found at start that belongs to no job."""
         path = os.path.join(self.path, slot.job_dir, slot.name)
-        _unlink_if_there(path)
+        unlink_if_there(path)
         self._used.pop(path, None)
-        _rmdir_if_empty(os.path.dirname(path))
+        rmdir_if_empty(os.path.dirname(path))
 
     def adopt_serial(self, job: JobKey, name: str) -> None:
         """Makes sure that the slot's serial is not used again."""
@@ -255,6 +259,28 @@ class Arena:
             if self._making.get(path) is mark:
                 del self._making[path]
 
+    def fill_in(self, job: JobKey, name: str, ranges: Iterable[tuple[int, int]], what: str) -> None:
+        """Has memory for these pages (start, stop) of a file with holes. Blocks; for threads.
+
+        what: needs it. Raises BudgetError; OSError, also when the file is not there any more.
+        """
+        path, pages = self.slot_path(job, name), list(ranges)
+        left = sum(stop - start for start, stop in pages)
+        self.reserve(0, 1, left, what)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                for start, stop in pages:
+                    os.posix_fallocate(fd, start, stop - start)
+                    left -= stop - start
+                    with self._accounts:
+                        self._reserved -= stop - start
+                        self._used[path] = self._used.get(path, 0) + stop - start
+            finally:
+                os.close(fd)
+        finally:
+            self.release(left)
+
     def release(self, nbytes: int) -> None:
         """Gives back bytes that were set aside and not allocated."""
         with self._accounts:
@@ -264,8 +290,8 @@ class Arena:
         """Removes a slot and gives its memory back. Blocks; for threads. Existing mappings keep their pages."""
         path = self.slot_path(job, name)
         with self._accounts:  # a thread finds the slot complete or not at all: none maps it after this
-            last, mapping = _opened(path), self._mappings.pop(path, None)
-            _unlink_if_there(path)
+            last, mapping = opened(path), self._mappings.pop(path, None)
+            unlink_if_there(path)
             self._making.pop(path, None)
         del mapping
         if last is not None:
@@ -317,22 +343,22 @@ class Arena:
         while names := self.sizes(job, arena_paths.PARITY_SUFFIX):  # one may be given another name meanwhile
             for name in names:
                 self.unlink(job, name)
-        for name in _listdir(directory):
+        for name in listdir(directory):
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError):  # a link or a directory of that name stays, and so does the job's
                 left = arena_paths.RANK_SUFFIX in name and locks.holder(path) is None
                 left = left or arena_paths.READ_GROUP_SUFFIX in name  # of ranks that were killed while they joined
-                left = left or (name.endswith(arena_paths.STEPS_SUFFIX) and not _rank_lives(path))
+                left = left or (name.endswith(arena_paths.STEPS_SUFFIX) and not rank_lives(path))
                 left = left or name.endswith(
                     (arena_paths.PUBLISHED_SUFFIX, arena_paths.DUE_SUFFIX, arena_paths.DUE_SUFFIX + ".new")
                 )
                 if left or name in (arena_paths.TOPOLOGY, arena_paths.TOPOLOGY + ".new"):
                     os.unlink(path)
-        _rmdir_if_empty(directory)
+        rmdir_if_empty(directory)
 
     def leave(self, job: JobKey) -> None:
         """Removes the job's directory if nothing is in it."""
-        _rmdir_if_empty(os.path.join(self.path, arena_paths.job_dir(job)))
+        rmdir_if_empty(os.path.join(self.path, arena_paths.job_dir(job)))
 
     # --- slots
 
@@ -416,34 +442,3 @@ def _read_seal(path: str, capacity: int, integrity: Integrity) -> Seal:
     with open(path, "rb") as file:
         file.seek(capacity - SEALS_NBYTES)
         return decode_seals(file.read(SEALS_NBYTES), integrity, where=path)[2]
-
-
-def _listdir(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _opened(path: str) -> int | None:
-    """Keeps the file's memory when its name goes; None when that cannot be."""
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-
-
-def _unlink_if_there(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        os.unlink(path)
-
-
-def _rank_lives(steps: str) -> bool:
-    """Whether the rank of this step board holds its rank file."""
-    path = steps.removesuffix(arena_paths.STEPS_SUFFIX) + arena_paths.RANK_SUFFIX
-    return os.path.exists(path) and locks.holder(path) is not None
-
-
-def _rmdir_if_empty(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.rmdir(path)

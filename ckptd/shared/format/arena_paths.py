@@ -12,6 +12,7 @@ STORES = "stores"  # the ids of stores that jobs of this arena were saved to
 BALLAST = "ballast"  # memory that the small files above and below can always have
 JOBS = "jobs"
 SLOT_SUFFIX = ".slot"
+PARTIAL_SUFFIX = ".part"  # of a segment of another node, for a load
 RANK_SUFFIX = ".rank"
 TOPOLOGY = "topology"  # of a job, in its directory
 PARITY_SUFFIX = ".parity"
@@ -38,6 +39,11 @@ def parse_slot_name(name: str) -> tuple[int, int] | None:
     if stem != name and rank.isdigit() and serial.isdigit() and slot_name(int(rank), int(serial)) == name:
         return int(rank), int(serial)
     return None
+
+
+def partial_name(rank: int, serial: int) -> str:
+    """File name of a part of another node's segment: no slot's, so that nobody takes it for one."""
+    return slot_name(rank, serial).removesuffix(SLOT_SUFFIX) + PARTIAL_SUFFIX
 
 
 def parity_name(save: SaveId, epoch: int) -> str:
