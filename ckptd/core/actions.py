@@ -108,6 +108,30 @@ class FetchSegment(Action, frozen=True, kw_only=True):
     chunks: tuple[tuple[int, str], ...] = ()  # member, node
 
 
+class Pull(NamedTuple):
+    """What is pulled of the segment that has this seal, from that node, if it is not here yet: its tail, and ranges."""
+
+    holder: str
+    seal: Seal
+    ranges: bytes  # as in AskSegments
+
+
+class PullSegments(Action, frozen=True, kw_only=True):
+    """Have parts of other nodes' segments in partial segments of this one; answered by SegmentsPulled."""
+
+    rank: int
+    session: str
+    request: int
+    save: SaveId
+    pulls: tuple[Pull, ...]
+
+
+class DropPulled(Action, frozen=True, kw_only=True):
+    """Give back all partial segments of the save, and break off what is pulled into them. Not answered."""
+
+    save: SaveId
+
+
 class KeepTopology(Action, frozen=True, kw_only=True):
     """Write it to the job's directory in the arena, for the next process of this daemon; talk to these daemons."""
 

@@ -14,6 +14,7 @@ from ckptd.shared.protocol.node_messages import *  # noqa: F403 - the core knows
 from ckptd.shared.protocol.node_messages import Event, FromRank
 from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.protocol.read_tree import ExchangeAddress
+from ckptd.shared.protocol.segments import Wanted
 from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 
 # --- from ranks
@@ -85,6 +86,7 @@ class LoadReported(FromRank, frozen=True, kw_only=True):
     problem: str = ""
     fatal: bool = False  # no other checkpoint would do better
     reshape: bool = False  # nothing is wrong with it, but this rank needs other ranks' images too
+    lacks: tuple[int, ...] = ()  # whose segments did not come to it, or are damaged
 
 
 class PlaceAsked(FromRank, frozen=True, kw_only=True):
@@ -92,6 +94,19 @@ class PlaceAsked(FromRank, frozen=True, kw_only=True):
 
     read: str
     exchange: ExchangeAddress | None = None
+
+
+class SegmentsWanted(FromRank, frozen=True, kw_only=True):
+    """A rank wants segments of a save that is being loaded, or parts of them; as in AskSegments."""
+
+    save: SaveId
+    wanted: tuple[Wanted, ...]
+
+
+class SegmentsDropped(FromRank, frozen=True, kw_only=True):
+    """A rank has read what it wanted of them."""
+
+    save: SaveId
 
 
 # --- from the arena
@@ -174,6 +189,22 @@ class ChunkAdopted(Event, frozen=True, kw_only=True):
     """A whole parity file was found at start."""
 
     chunk: ParityChunk
+
+
+class SegmentsPulled(Event, frozen=True, kw_only=True):
+    """What a rank wanted of other nodes' segments has ended. ``files``: rank and name, where all of it is there.
+
+    ``lacks``: rank and why not. ``refused``: why this node cannot have them. ``nbytes``: that came, with their tails.
+    """
+
+    rank: int
+    session: str
+    request: int
+    save: SaveId
+    files: tuple[tuple[int, str], ...] = ()
+    lacks: tuple[tuple[int, str], ...] = ()
+    refused: str = ""
+    nbytes: int = 0
 
 
 # --- from the peer plane

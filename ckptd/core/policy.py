@@ -26,15 +26,9 @@ class Policy:
     drain_parity: bool = False  # parity goes to the store with the images
     parity_wait_s: float = 30.0  # how long a vote waits for it
     outside_wait_s: float = 3.0  # for nodes that the job has left to say what lies there
-    whole_nodes: int = 8  # a job of up to so many nodes gets a checkpoint of another world whole on each, from memory
-    shared_nodes: int = 64  # the same of one of which all ranks saved slices: each held all of it before
     relayed_from: int = RELAYED_FROM  # nodes of a job: leaders of groups pass packets on; the same on all nodes
     arena: str = ""  # of this node, for commands that a user is given to type
     client_started: bool = False  # nobody but a client will start the daemon again
-
-    def most_nodes(self, held_before: bool) -> int:
-        """How many nodes may each get all of a checkpoint. held_before: every rank held all of it."""
-        return self.shared_nodes if held_before else self.whole_nodes
 
     @classmethod
     def of(cls, settings: object, *, client_started: bool) -> Self:

@@ -11,6 +11,7 @@ from ckptd.arena.arena import Arena
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.daemon.background import Background
+from ckptd.daemon.pull_executor import PullExecutor
 from ckptd.parity.encode import encode
 from ckptd.parity.files import Parities
 from ckptd.parity.rebuild import Fetched, Place, copy_segment, rebuild_segment
@@ -55,6 +56,9 @@ class ParityExecutor:
         self._cleaning = cleaning
         self._deliver = deliver
         self._timeout_s = timeout_s
+        self._pulls = PullExecutor(
+            arena=arena, sources=self._sources, pulling=fetching, cleaning=cleaning, deliver=deliver
+        )
         self.parities = Parities(arena)
         self._encodes: dict[Key, Cancel] = {}
         self._fetches: dict[tuple[JobKey, int, SaveId], Cancel] = {}
@@ -66,6 +70,7 @@ class ParityExecutor:
             act.StopEncode: lambda a: self._stop((a.job, a.save, a.epoch)),
             act.DropChunk: lambda a: self._drop((a.job, a.save, a.epoch)),
             act.FetchSegment: self._fetch,
+            **self._pulls.table,
         }
 
     def perform(self, action: act.Action) -> None:
@@ -79,11 +84,13 @@ class ParityExecutor:
                 cancel.cancel(final=True)
         for again in [key for key in self._again if key[0] == job]:
             del self._again[again]
+        self._pulls.forget(job)
 
     def close(self) -> None:
         """Breaks off whatever runs."""
         for cancel in [*self._encodes.values(), *self._fetches.values()]:
             cancel.cancel()
+        self._pulls.close()
 
     def _sources(self, job: JobKey, cancel: Cancel) -> Sources:
         address = functools.partial(self._peers.bulk_address, job)

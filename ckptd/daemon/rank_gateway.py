@@ -26,10 +26,12 @@ from ckptd.shared.protocol.messages import (
     AskLoad,
     AskPlace,
     AskPreempt,
+    AskSegments,
     AskSlots,
     Attach,
     Attached,
     Detach,
+    DropSegments,
     HandOver,
     Milestone,
     Progress,
@@ -210,6 +212,8 @@ _EVENTS: dict[type[Request], type[ev.Event]] = {
     AskLoad: ev.LoadAsked,
     ReportLoad: ev.LoadReported,
     AskPlace: ev.PlaceAsked,
+    AskSegments: ev.SegmentsWanted,
+    DropSegments: ev.SegmentsDropped,
     Detach: ev.RankDetached,
 }
 

@@ -65,7 +65,7 @@ def test_from_peers_and_from_parity(cluster):
     cluster.lose("c")
     load([cluster.nodes[name] for name in "abd"], folder, "lost", "fsdp", "rebuilt")
     cluster.add("e")
-    load([cluster.nodes[name] for name in "eabde"], folder, "lost", "fsdp", ["peer", "arena", "arena", "arena", "peer"])
+    load([cluster.nodes[name] for name in "eabde"], folder, "lost", "fsdp", "peer")
     check_store(cluster.store)
 
 

@@ -48,6 +48,7 @@ class JobMemory:
 
     slots: dict[str, SlotFile] = field(default_factory=dict)
     chunks: dict[tuple[SaveId, int], ParityChunk] = field(default_factory=dict)
+    pulled: dict[tuple[SaveId, int], bytes] = field(default_factory=dict)  # for loads: what stands for their bytes
     kept: TopologyKept | None = None
     rank_files: dict[tuple[int, str], Any] = field(default_factory=dict)  # (rank, session) -> process
     serials: dict[int, int] = field(default_factory=dict)

@@ -68,7 +68,9 @@ class Chaos:
 
     def fails(self, action: act.Action) -> bool:
         """Whether an action on arenas or peers fails this time."""
-        if not self.active or not isinstance(action, act.AllocateSlots | act.Encode | act.FetchSegment):
+        if not self.active or not isinstance(
+            action, act.AllocateSlots | act.Encode | act.FetchSegment | act.PullSegments
+        ):
             return False
         if self._world.clock.chance(0.02):
             self.note(f"{type(action).__name__} fails")

@@ -67,7 +67,7 @@ class ActionExecutor:
         if crash == "after":
             machine.kill()
 
-    def _start(self, machine: Machine, action: act.Action) -> None:  # noqa: C901 - one line per action
+    def _start(self, machine: Machine, action: act.Action) -> None:  # noqa: C901, PLR0912 - one line per action
         arena, job = machine.arena, action.job
         match action:
             case act.FreeSlot():
@@ -102,6 +102,10 @@ class ActionExecutor:
             case act.DropChunk():
                 self._world.promises.may_drop(machine, job, action.save, action.epoch)
                 arena.drop_chunk(job, action.save, action.epoch)
+            case act.DropPulled():
+                pulled = arena.job(job).pulled
+                for key in [key for key in pulled if key[0] == action.save]:
+                    del pulled[key]
             case act.KeepNumber():
                 arena.numbers[job] = action.number
             case act.RememberStore():
@@ -276,6 +280,19 @@ class ActionExecutor:
             machine.arena.put_seal(job, slot, seal)
         return slot.name, seal
 
+    def _pull(self, machine: Machine, action: act.PullSegments) -> tuple[dict[int, str], dict[int, str]]:
+        files, lacks = dict[int, str](), dict[int, str]()
+        for pull in action.pulls:
+            rank = pull.seal.rank
+            try:
+                seal = self._reach(machine, action.job, pull.holder, pull.seal)
+            except StoreError as error:
+                lacks[rank] = str(error)
+                continue
+            machine.arena.job(action.job).pulled[action.save, rank] = seal.leaves_digest
+            files[rank] = f"r{rank:05d}-000001.part"
+        return files, lacks
+
     def _rebuild(self, machine: Machine, action: act.FetchSegment) -> Seal:
         chunk, job, homes = action.chunk, action.job, dict(action.homes)
         assert chunk is not None
@@ -368,6 +385,20 @@ def _fetched(action: act.FetchSegment, problem: str, found: Any) -> list[Any]:
     return [make(ev.SegmentFetched, **said, nbytes=seal.image_nbytes)]
 
 
+def _pulled(action: act.PullSegments, problem: str, found: Any) -> list[Any]:
+    said: dict[str, Any] = {name: getattr(action, name) for name in ("job", "rank", "session", "request", "save")}
+    files, lacks = found or ({}, {})
+    return [
+        make(
+            ev.SegmentsPulled,
+            **said,
+            files=() if problem else tuple(files.items()),
+            lacks=() if problem else tuple(lacks.items()),
+            refused=problem,
+        )
+    ]
+
+
 def _scanned(action: act.ScanStore, problem: str, found: Any) -> list[Any]:
     if problem == UNMOUNTED and not action.remembered and not action.wanted:  # nor was one made yet, as far as is known
         return [make(ev.StoreScanned, job=action.job, after=action.after)]
@@ -395,7 +426,7 @@ def _plain(kind: type[Any], **more: Any) -> Callable[[Any, str, Any], list[Any]]
 _EFFECTS: dict[type[Any], Any] = {
     act.AllocateSlots: ActionExecutor._allocate, act.TakeDigests: ActionExecutor._digest,
     act.Encode: ActionExecutor._encode, act.FetchSegment: ActionExecutor._fetch, act.Drain: ActionExecutor._drain,
-    act.WriteVote: None,
+    act.WriteVote: None, act.PullSegments: ActionExecutor._pull,
     act.TakeIncarnation: ActionExecutor._take, act.ScanStore: ActionExecutor._scan, act.Commit: ActionExecutor._commit,
     act.RemoveCheckpoint: ActionExecutor._remove, act.RemovePartial: ActionExecutor._remove_partial,
 }  # fmt: skip
@@ -406,6 +437,7 @@ _EVENTS: dict[type[Any], Callable[[Any, str, Any], list[Any]]] = {
         make(ev.Encoded, job=a.job, save=a.chunk.save, epoch=a.chunk.epoch, problem=problem)
     ],
     act.FetchSegment: _fetched,
+    act.PullSegments: _pulled,
     act.Drain: lambda a, problem, found: [
         make(ev.Drained, job=a.job, save=a.save, problem=problem, committed=bool(found) and not problem)
     ],

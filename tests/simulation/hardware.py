@@ -9,6 +9,7 @@ _COPY_S = 0.05
 _READ_S = 0.1
 _USUAL_S: dict[type[act.Action], float] = {
     act.AllocateSlots: 0.05, act.TakeDigests: 0.1, act.Encode: 0.3, act.FetchSegment: 0.2, act.Drain: 0.5,
+    act.PullSegments: 0.2,
     act.TakeIncarnation: 0.01, act.ScanStore: 0.02, act.WriteVote: 0.02, act.Commit: 0.05,
     act.RemoveCheckpoint: 0.05, act.RemovePartial: 0.05,
 }  # fmt: skip

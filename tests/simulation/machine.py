@@ -72,6 +72,8 @@ class Machine:
         self.known, self.watched, self.seen, self.expected, self.shown = {}, set(), {}, {}, {}
         self._begun()
         self.world.log(self, "daemon starts, life", self.life)
+        for memory in self.arena.jobs.values():
+            memory.pulled.clear()  # nobody finds what an earlier daemon pulled
         life = self.life
         for job, number in sorted(self.arena.numbers.items()):
             if number >= incarnation_at(BEGAN + self.world.clock.now):

@@ -8,7 +8,17 @@ from ckptd.core import events as ev
 from ckptd.shared.base.ids import NO_RUN, SaveId
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import Seal, SlotState
-from ckptd.shared.protocol.messages import Attached, LoadFrom, Milestone, Progress, Refused, SlotGranted, SlotsRefused
+from ckptd.shared.protocol.messages import (
+    Attached,
+    LoadFrom,
+    Milestone,
+    Progress,
+    Refused,
+    SegmentsHere,
+    SlotGranted,
+    SlotsRefused,
+)
+from ckptd.shared.protocol.segments import Wanted
 from tests.simulation.arena import content_of
 from tests.simulation.machine import Machine, make
 from tests.simulation.reading import ElsewhereError, Images, Read, read
@@ -55,6 +65,7 @@ class Proc:
         self.loading = 0  # tries left
         self.reading: LoadFrom | None = None
         self.read: Read | None = None
+        self.here: dict[int, str] = {}  # files that it was told of in a load, by the rank that saved what is in them
         self.balance = True  # saves slices, until it hears that they did not make a whole
         self._looked = False  # a save in which it looked at all that is shared was staged
         self._waits: dict[int, str] = {}
@@ -296,6 +307,8 @@ class Proc:
                 self._news(message)
             case LoadFrom():
                 self._ordered(message)
+            case SegmentsHere():
+                self._have_segments(message)
         if what == "detach":
             self.alive, self.state = False, "out"
             self.session.closed(self)
@@ -364,7 +377,24 @@ class Proc:
             self.session.loaded(self, order)
             return
         self.world.promises.read_from(self, order)
-        self.reading = order
+        self.reading, self.here = order, {}
+        if order.saved_by:
+            wanted = tuple(Wanted(rank) for rank in sorted(self.world.promises.needed(self, order.save)))
+            self._say("segments", ev.SegmentsWanted, save=order.save, wanted=wanted)
+            return
+        self.world.clock.after(self.world.hardware.read_s(self.world.clock), self._have_read, order)
+
+    def _have_segments(self, here: SegmentsHere) -> None:
+        order = self.reading
+        if order is None or order.save is None:
+            return
+        if here.refused or here.lacks:
+            self.reading = self.read = None
+            self.world.counts["segments lacked"] += 1
+            problem, lacks = here.refused or here.lacks[0].problem, tuple(one.rank for one in here.lacks)
+            self._say("report", ev.LoadReported, save=order.save, tier=order.tier, problem=problem, lacks=lacks)
+            return
+        self.here = {one.rank: one.name for one in here.files}
         self.world.clock.after(self.world.hardware.read_s(self.world.clock), self._have_read, order)
 
     def _have_read(self, order: LoadFrom) -> None:
@@ -380,6 +410,9 @@ class Proc:
         else:
             problem = "" if images else f"nothing to read at {order.slot or order.path}"
         self.read = Read(order.save, order.tier, images) if images else None
-        self.world.counts[f"read {order.tier}{', whole' * order.whole}"] += 1
+        if order.saved_by:
+            self._say("drop", ev.SegmentsDropped, save=order.save)
+        how = ", whole" * order.whole + ", pulled" * bool(order.saved_by)
+        self.world.counts[f"read {order.tier}{how}"] += 1
         self.world.counts["reads of slices"] += len(images) > 1
         self._say("report", ev.LoadReported, save=order.save, tier=order.tier, problem=problem, reshape=reshape)

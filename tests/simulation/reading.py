@@ -32,10 +32,25 @@ def read(proc: "Proc", order: LoadFrom) -> Images:
         directory = proc.world.store(proc.job).committed.get(order.save)
         files = directory.files if directory is not None else {}
         return {rank: files[rank] for rank in wanted} if wanted <= set(files) else {}
+    if order.saved_by:
+        return _here(proc, order.save, wanted)
     slot = proc.machine.arena.slot(proc.job, order.slot)
     if slot is None or slot.save != order.save or (slot.rank != proc.rank and not order.whole):
         return {}
     return _of_this_node(proc, order, wanted)
+
+
+def _here(proc: "Proc", save: SaveId, wanted: set[int]) -> Images:
+    """What the daemon says that it has here for the rank."""
+    memory, found = proc.machine.arena.job(proc.job), Images()
+    for rank, name in proc.here.items():
+        slot = memory.slots.get(name)
+        if slot is not None and (slot.save, slot.rank) == (save, rank):
+            assert slot.seal.state is SlotState.DIGESTED, f"{proc} is sent to read {name} before it is digested"
+            found[rank] = slot.seal.leaves_digest
+        elif (save, rank) in memory.pulled:
+            found[rank] = memory.pulled[save, rank]
+    return found if wanted <= set(found) else {}
 
 
 def _of_this_node(proc: "Proc", order: LoadFrom, wanted: set[int]) -> Images:

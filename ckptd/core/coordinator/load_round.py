@@ -1,12 +1,12 @@
 """One load as its coordinator knows it: its callers, what was ordered, what is damaged, its readers. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToNode
 from ckptd.core.coordinator.restore_states import Loading
-from ckptd.core.coordinator.save_record import Record
+from ckptd.core.coordinator.save_record import Record, few
 from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.protocol.messages import Tier
@@ -93,21 +93,52 @@ class Round:
             self.damaged.discard((event.save, Tier.ARENA, event.rank))
             self.moved[event.save, event.rank, node] = event.tier
 
+    def waits_in_vain(self) -> None:
+        """A drain, or segments, are too late: the load continues without them."""
+        if self.state is Loading.DRAINING and self.awaited is not None:
+            text = f"{self.awaited} must be on the store to be read by these ranks, and its drain does not end"
+            self.notes.append(f"{text}: ckptd status tells why; started as they were, the ranks read it from memory")
+            self.given_up.add(self.awaited)
+        elif self.state is Loading.FETCHING and self.gathered is not None:
+            late = sorted({rank for rank, _ in self.fetches})
+            self.unwhole.add(self.gathered)
+            self.damaged |= {(self.gathered, tier, rank) for rank in late for tier in (Tier.PEER, Tier.REBUILT)}
+            nodes = ", ".join(sorted(self.gathering)[:8])
+            what = f"the segments of ranks {few(late)}" if late else f"what nodes {nodes} need"
+            self.notes.append(f"{self.gathered}: {what} did not come")
+
     def could_not_read(self, save: SaveId, failure: ev.LoadFailure, home: str) -> None:
         """A rank of this node could not read its bytes, or needs those of other ranks too."""
-        rank, tier, whole = failure.rank, failure.tier, self.order is not None and self.order.whole
+        rank, tier = failure.rank, failure.tier
+        whole = self.order is not None and bool(self.order.whole or self.order.saved_by)
         self.failed = True
         if failure.cause is ev.Cause.RESHAPE:
             (self.reshaped if not whole else self.spread if self.in_part else self.unwhole).add(save)
             return
         self.notes.append(f"{save}, {'read by ' if whole else ''}rank {rank}, {WHERE[tier]}: {failure.problem}")
+        for lacked in failure.lacks:
+            self._lost(save, lacked)
         if whole:
-            self.unwhole.add(save)
+            self.unwhole |= set() if failure.lacks else {save}
             return
         self.damaged.add((save, tier, rank))
         if tier is not Tier.PFS:  # whichever way it came, it lies at the rank's node now
             self.damaged.add((save, Tier.ARENA, rank))
             self.moved.pop((save, rank, home), None)
+
+    def _lost(self, save: SaveId, rank: int) -> None:
+        """What lies of it at the node to which the order sends is of no use."""
+        came = [key for key in self.moved if key[:2] == (save, rank)]
+        self.damaged.add((save, Tier.REBUILT if came else Tier.PEER, rank))
+        for key in came:
+            del self.moved[key]
+
+    def tier_of(self, home: str, homes: Mapping[int, str], save: SaveId) -> Tier:
+        """Of a rank that runs at home, and may need any segment."""
+        if all(node == home for node in homes.values()):
+            return Tier.ARENA
+        rebuilt = any(moved == save and tier is Tier.REBUILT for (moved, *_), tier in self.moved.items())
+        return Tier.REBUILT if rebuilt else Tier.PEER
 
     def farthest(self, save: SaveId) -> dict[str, Tier]:
         """By node, the farthest way that anything came there; nodes to which nothing came have no entry."""

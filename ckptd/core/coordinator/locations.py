@@ -1,6 +1,7 @@
 """From where each rank can have its segment of a save: its node's arena, a peer's, parity, the store. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from typing import NamedTuple
 
 from ckptd.core import events as ev
 from ckptd.core.coordinator.job_state import JobState
@@ -8,9 +9,25 @@ from ckptd.core.coordinator.save_record import Record
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.protocol.rank_sets import runs_of
 
 Damage = set[tuple[SaveId, Tier, int]]
 Fetches = dict[tuple[int, str], ev.FetchOrdered]  # by rank and node
+
+
+class Anywhere(NamedTuple):
+    """One node for each segment of a save. Those that no node has come by ``fetches``."""
+
+    homes: dict[int, str]
+    fetches: Fetches
+
+    @property
+    def holders(self) -> tuple[ev.Holder, ...]:
+        """The same for an order."""
+        ranks: dict[str, list[int]] = {}
+        for rank, node in self.homes.items():
+            ranks.setdefault(node, []).append(rank)
+        return tuple(ev.Holder(node, runs_of(there)) for node, there in sorted(ranks.items()))
 
 
 class Routes:
@@ -80,6 +97,21 @@ class Routes:
         if (save, Tier.REBUILT, rank) in damaged:
             return None
         return self._parity.rebuild(record, rank, self._unreadable(record, damaged), self._saves.links.up)
+
+    def anywhere(self, record: Record, damaged: Damage, moved: Container[tuple[SaveId, int, str]]) -> Anywhere | None:
+        """Where each segment can be read from; None: some cannot be had. moved: what came in place of a damaged one."""
+        found, save = Anywhere({}, {}), record.save
+        for rank in range(record.world_size):
+            home, there = self.home(rank), record.held.get(rank, set()) & self._saves.links.up
+            if (save, Tier.PEER, rank) in damaged:
+                there = {node for node in there if (save, rank, node) in moved}
+            if there:
+                found.homes[rank] = home if home in there else min(there)
+            elif (fetch := self.fetch(save, rank, damaged)) is not None:
+                found.fetches[rank, home] = fetch
+            else:
+                return None
+        return found
 
     def missing_at_homes(self, record: Record, damaged: Damage) -> Fetches | None:
         """How segments come to the nodes where their ranks run, of those that are not there; None: some cannot."""

@@ -6,9 +6,9 @@ comes first, then an older one.
 
 What does not lie at a rank's node is fetched into its arena first: from a peer's arena, or rebuilt from parity.
 
-Of a checkpoint of another world size, or whose boxes lie otherwise on the ranks now, each rank may need any image. In a
-job of few nodes every node gets all of them; else it is read from the store, and one that is only in memory is drained
-first, and what is lost of it rebuilt before that.
+Of a checkpoint of another world size, or whose boxes lie otherwise on the ranks now, each rank may need any image: what
+no node has is rebuilt, and each rank pulls what it needs from the nodes that have the others. If it cannot, it is read
+from the store, and one that is only in memory is drained first.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.load_round import Round
 from ckptd.core.coordinator.locations import Routes
 from ckptd.core.coordinator.restore_states import RESTORE, Loading, LoadOn
-from ckptd.core.coordinator.save_record import few
+from ckptd.core.coordinator.save_record import Record, few
 from ckptd.core.coordinator.strangers import Strangers
 from ckptd.shared.base.ids import RunId, SaveId
 from ckptd.shared.protocol.messages import Tier
@@ -166,9 +166,9 @@ class Restores:
             size = self._saves.world_size_of(save)
             if size != self._world_size or (record is not None and record.shared):
                 r.reshaped.add(save)
-            whole = self._have_whole(r, save, now) if save in r.reshaped else None
-            if whole is not None:
-                return whole
+            near = self._have_near(r, save, now) if save in r.reshaped else None
+            if near is not None:
+                return near
             if save in r.reshaped and save not in self._saves.on_store:
                 actions = self._have_drained(r, save, now)
                 if actions is not None:
@@ -224,22 +224,20 @@ class Restores:
             return r.moved.get((save, rank, self._routes.home(rank)), Tier.ARENA), None
         return route
 
-    def _have_whole(self, r: Round, save: SaveId, now: float) -> list[Action] | None:
-        """Has all segments brought to every node, then all ranks read there. None: not in memory, or not by all.
+    def _have_near(self, r: Round, save: SaveId, now: float) -> list[Action] | None:
+        """Has all ranks read what others have in memory. None: not there, or not for all.
 
-        Where replicas shared the save, a node gets those of its ranks' replicas, and all when that is not enough.
+        Where replicas shared the save, a node gets those of its ranks' replicas; where that is not enough, or the ranks
+        are others, each pulls what it needs.
         """
         record = self._saves.records.get(save)
         if save in r.unwhole or record is None:
             return None
         r.in_part = record.shared and record.world_size == self._world_size and save not in r.spread
-        nodes = self._routes.nodes(self._world_size)
-        if not r.in_part and len(nodes) > self._policy.most_nodes(record.shared_by_all):
-            return None
         if not r.in_part:
-            every = ((rank, node) for node in nodes for rank in range(record.world_size))
-            fetches = self._routes.missing_at(record, every, r.damaged)
-        elif r.is_gathered(save):
+            return self._have_pulled(r, record, now)
+        nodes = self._routes.nodes(self._world_size)
+        if r.is_gathered(save):
             fetches = self._routes.missing_at(record, r.open_gaps(save), r.damaged)
         else:
             fetches = self._routes.missing_at_homes(record, r.damaged)
@@ -249,12 +247,25 @@ class Restores:
         r.ordered = now
         if fetches:
             return self._gather(r, save, fetches)
-        if r.in_part and not r.is_gathered(save):
+        if not r.is_gathered(save):
             begins = self._move(r, LoadOn.MISSING)
             return [r.begin_gather(self._job, self._node, record, nodes)] if begins else []
         came = r.farthest(save)
         tiers = [came.get(self._routes.home(rank), Tier.ARENA) for rank in range(self._world_size)]
         return self._order(r, save, tiers, whole=True)
+
+    def _have_pulled(self, r: Round, record: Record, now: float) -> list[Action] | None:
+        """Has each rank pull what it needs, once some node has each segment."""
+        found = self._routes.anywhere(record, r.damaged, r.moved)
+        if found is None:
+            r.unwhole.add(record.save)
+            return None
+        r.ordered = now
+        if found.fetches:
+            return self._gather(r, record.save, found.fetches)
+        homes = (self._routes.home(rank) for rank in range(self._world_size))
+        tiers = [r.tier_of(home, found.homes, record.save) for home in homes]
+        return self._order(r, record.save, tiers, saved_by=record.world_size, holders=found.holders)
 
     def _have_drained(self, r: Round, save: SaveId, now: float) -> list[Action] | None:
         """Has a checkpoint written to the store that lies in memory only, what is lost of it rebuilt first."""
@@ -334,13 +345,13 @@ class Restores:
             job=self._job, node=self._node, incarnation=number, run=r.drawn, notes=tuple(notes), **fields
         )
 
-    def _order(self, r: Round, save: SaveId, tiers: list[Tier], *, whole: bool = False) -> list[Action]:
+    def _order(self, r: Round, save: SaveId, tiers: list[Tier], **where: Any) -> list[Action]:
         if not self._move(r, LoadOn.SENT):
             return []
         r.choice, r.reported, r.failed, r.attempts = save, set(), False, r.attempts + 1
         dirname = self._saves.on_store[save].dirname if save in self._saves.on_store else ""
         r.order = self._ordered(
-            r, r.notes, save=save, tiers=Tiers.of(tiers), whole=whole, dirname=dirname, attempt=r.attempts
+            r, r.notes, save=save, tiers=Tiers.of(tiers), dirname=dirname, attempt=r.attempts, **where
         )
         return [ToNode(job=self._job, message=r.order)]
 
@@ -407,30 +418,17 @@ class Restores:
         r, deadline = self._round, self.next_deadline()
         if r is None or deadline is None or now < deadline:
             return []
-        if r.state is Loading.DRAINING and r.awaited is not None:
-            text = f"{r.awaited} must be on the store to be read by these ranks, and its drain does not end"
-            r.notes.append(f"{text}: ckptd status tells why; started as they were, the ranks read it from memory")
-            r.given_up.add(r.awaited)
-        elif r.state is Loading.FETCHING and r.gathered is not None:
-            late = sorted({rank for rank, _ in r.fetches})
-            r.unwhole.add(r.gathered)
-            r.damaged |= {(r.gathered, tier, rank) for rank in late for tier in (Tier.PEER, Tier.REBUILT)}
-            what = (
-                f"the segments of ranks {few(late)}"
-                if late
-                else f"what nodes {', '.join(sorted(r.gathering)[:8])} need"
-            )
-            r.notes.append(f"{r.gathered}: {what} did not come")
-        elif r.state is Loading.COLLECTING:
+        if r.state is Loading.COLLECTING:
             missing = sorted(set(range(self._world_size)) - r.asked)
             return self._refuse("restore", f"ranks {missing} did not call load", "call load on every rank")
-        else:
+        if r.state is Loading.READING:
             ranks = few(sorted(set(range(self._world_size)) - r.reported))
             text = (
                 f"ranks {ranks} did not report within {self._policy.read_timeout_s:g} s that they have read {r.choice}"
             )
             hint = "end these ranks and start the job again; a longer time: read_timeout_s"
             return self._refuse("restore", text, hint)
+        r.waits_in_vain()
         self._waits_no_more(r, LoadOn.LATE)
         return []
 

@@ -63,11 +63,6 @@ class Record:
         return compared(self.attestations)
 
     @property
-    def shared_by_all(self) -> bool:
-        """Whether some attestation is of a set of all ranks: then each needs every image in any case."""
-        return any(attestation.count == self.world_size for said in self._binding.values() for attestation in said)
-
-    @property
     def sets(self) -> list[tuple[int, ...]]:
         """The sets of ranks that saved slices of what they all hold."""
         found: dict[tuple[bytes, int], list[int]] = {}

@@ -84,22 +84,23 @@ class LoadAnswers:
         return actions
 
     def _slots_to_read(self, rank: int, order: ev.LoadOrdered) -> list[Slot]:
-        if order.save is None or order.agreed or order.tiers.of_rank(rank) is Tier.PFS:
+        if order.save is None or order.agreed or order.saved_by or order.tiers.of_rank(rank) is Tier.PFS:
             return []
         slots = self._slots.holding(order.save)
         return slots if order.whole else [slot for slot in slots if slot.rank == rank][:1]
 
     def _answer_one(self, local: LocalRank, order: ev.LoadOrdered, slot: str) -> list[Action]:
         request, local.load_request = local.load_request, None
-        alone = order.save is None or order.agreed or bool(slot)
+        alone = order.save is None or order.agreed or bool(slot) or bool(order.saved_by)
         answer = LoadFrom(
             reply_to=request or 0,
             incarnation=order.incarnation,
             run=order.run,
             save=order.save,
-            tier=order.tiers.of_rank(local.rank) if slot else Tier.PFS,
+            tier=order.tiers.of_rank(local.rank) if slot or order.saved_by else Tier.PFS,
             whole=order.whole and bool(slot),
             slot=slot,
+            saved_by=order.saved_by,
             path=self._path(order),
             readers=[] if alone else sorted(r for r in self._ranks.admitted if not self._slots_to_read(r, order)),
             read="" if alone else read_name(order),

@@ -77,7 +77,7 @@ class LoadReports:
                 job=self._job, rank=some[0].rank, session=some[0].session, save=some[0].save,
                 others=tuple(other.rank for other in some[1:]),
                 failures=tuple(
-                    ev.LoadFailure(one.rank, one.tier, cause, one.problem)
+                    ev.LoadFailure(one.rank, one.tier, cause, one.problem, tuple(one.lacks))
                     for one in some
                     if (cause := _cause(one)) is not None
                 ),

@@ -23,6 +23,7 @@ from ckptd.core.node.load import LoadAnswers
 from ckptd.core.node.membership import Membership
 from ckptd.core.node.parity import OwnDataColumn, Protection
 from ckptd.core.node.parity_share import ParityShare
+from ckptd.core.node.pulled import PulledSegments
 from ckptd.core.node.ranks import LocalRank, LocalRanks
 from ckptd.core.node.readers import Readers
 from ckptd.core.node.slot_retention import SlotRetention
@@ -57,11 +58,12 @@ class JobNode:
         self.own_column = OwnDataColumn(job, node, self.slots, self.membership, self.protection)
         self.fetching = Fetching(job, node, policy, links)
         self.gathering = Gathering(job, node, policy, links, self.membership, self.ranks, self.slots)
+        self.pulled = PulledSegments(job, node, policy, links, self.ranks, self.slots)
         parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
         self.drain = DrainShare(job, self.slots, self.membership, parity)
         parts = (self.standing, self.membership, self.drain, self.ranks, self.slot_retention, self.protection)
         self.succession = Succession(node, policy, *parts)
-        fetching = (self.fetching, self.gathering)
+        fetching = (self.fetching, self.gathering, self.pulled)
         self._kept_links = KeptLinks(job, node, policy, self.membership, self.protection, *fetching)
         self.answers = PeerAnswers(job, node, self.slots, self.protection)
         self.readers = Readers(job, node, self.ranks, self.membership)
@@ -110,8 +112,8 @@ class JobNode:
         return {
             ev.RankFound: (ranks.found, membership.found),
             ev.RankAttached: (self._attached,),
-            ev.RankGone: (self._left, self._emptied),
-            ev.RankDetached: (self._detached, self._left),
+            ev.RankGone: (self.pulled.left, self._left, self._emptied),
+            ev.RankDetached: (self.pulled.left, self._detached, self._left),
             ev.SlotsAsked: (self._slots_asked, self._grant),
             ev.SlotsFit: (lambda event: slots.give_way(event.rank),),
             ev.SlotReady: (lambda event: slots.ready(event.slot, event.rank, event.capacity), self._grant),
@@ -121,6 +123,9 @@ class JobNode:
             **dict.fromkeys((ev.SaveSkipped, ev.DrainAsked, ev.PreemptAsked), (ranks.taken_over, self.demands.made)),
             **dict.fromkeys((ev.LoadAsked, ev.LoadReported), (self.loads.word,)),
             ev.PlaceAsked: (self.readers.asked,),
+            ev.SegmentsWanted: (self.pulled.wanted,),
+            ev.SegmentsDropped: (self.pulled.dropped,),
+            ev.SegmentsPulled: (self.pulled.pulled,),
             ev.DigestsSealed: (self._digested,),
             ev.DigestsFailed: (self._unreadable,),
             ev.DrainMoved: (drain.moved,),
@@ -148,14 +153,15 @@ class JobNode:
     def _of_nodes(self) -> Handlers:
         """Which nodes answer, and what they ask of this one without the coordinator."""
         protection = self.protection
-        linked = (self.membership, self.fetching, self.gathering, protection, self.readers)
+        fetching = (self.fetching, self.gathering, self.pulled)
+        linked = (self.membership, *fetching, protection, self.readers)
         return {
             ev.PeerUp: (self._peer_up, *(part.peer_up for part in linked)),
             ev.PeerDown: tuple(part.peer_down for part in (*linked, self.drain, self.succession)),
             ev.ColumnOffered: (protection.offered,),
             ev.SealAsked: (self.answers.seal_asked,),
             ev.ChunkRequested: (self.answers.chunk_requested,),
-            ev.SealTold: (self.fetching.sealed, self.gathering.sealed),
+            ev.SealTold: tuple(part.sealed for part in fetching),
             ev.ChunkReported: (self.fetching.described,),
             ev.ExchangeAsked: (self.readers.exchange_asked,),
             ev.ExchangeTold: (self.readers.exchange_told,),
@@ -165,6 +171,7 @@ class JobNode:
         """Orders that count only when the coordinator gives them."""
         slot_retention, ranks, protection = self.slot_retention, self.ranks, self.protection
         keeping = (slot_retention, self.demands, self.drain, protection)
+        loads = self.pulled.ordered, self.loads.ordered
         return {
             ev.SaveStaged: (slot_retention.staged, ranks.save_reached(Milestone.STAGED), self.collect),
             ev.SaveWaits: (ranks.save_waits,),
@@ -178,8 +185,8 @@ class JobNode:
             ev.FetchOrdered: (self.loads.protects, lambda o: self.fetching.order(o, protection.chunk_for(o))),
             ev.GatherOrdered: (self.loads.protects, self.gathering.ordered, self.collect),
             ev.DrainDropped: (self.drain.dropped, self.collect),
-            ev.LoadOrdered: (self.standing.loads, slot_retention.loaded, self.loads.ordered, self.collect),
-            ev.LoadRefused: (self.loads.refused, self.collect),
+            ev.LoadOrdered: (self.standing.loads, slot_retention.loaded, *loads, self.collect),
+            ev.LoadRefused: (self.pulled.refused, self.loads.refused, self.collect),
             ev.JobReleased: (self._released,),
         }
 
@@ -356,7 +363,7 @@ class JobNode:
 
     def _digested(self, event: ev.DigestsSealed) -> list[Action]:
         known = self.slots.digested(event.slot, event.save, event.seal)
-        told = [*self.drain.vote(), *self.loads.answer(), *self.answers.settled()]
+        told = [*self.drain.vote(), *self.loads.answer(), *self.answers.settled(), *self.pulled.settled()]
         return [*told, *self.own_column.offer()] if known else []
 
     def _unreadable(self, event: ev.DigestsFailed) -> list[Action]:
@@ -366,7 +373,8 @@ class JobNode:
             actions.append(self.own_column.failed(event.problem))
         for slot in self.slots.holding(event.save):
             slot.unreadable = event.problem if slot.name == event.slot else slot.unreadable
-        return [*actions, *self.drain.vote(), *self.loads.unreadable(event.save), *self.answers.settled()]
+        told = [*self.drain.vote(), *self.loads.unreadable(event.save), *self.answers.settled()]
+        return [*actions, *told, *self.pulled.settled()]
 
     # --- load
 
@@ -405,7 +413,7 @@ class JobNode:
         self.drain.forget()
         self.fetching.forget()
         self.gathering.forget()
-        actions = [*self.protection.released(), *self.collect(), *self.slots.trim()]
+        actions = [*self.pulled.over(), *self.protection.released(), *self.collect(), *self.slots.trim()]
         return actions if self.needed or self._left_behind else [*actions, ForgetJob(job=self.job)]
 
     @property

@@ -13,6 +13,7 @@ from ckptd import __version__
 from ckptd.shared.base.decoding import decoded
 from ckptd.shared.base.errors import CkptdError, ProtocolError
 from ckptd.shared.base.ids import (
+    MAX_RANKS,
     NO_RUN,
     Incarnation,
     JobKey,
@@ -29,11 +30,12 @@ from ckptd.shared.format.replica_attestations import Where
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.publication import Draft, Publication
 from ckptd.shared.protocol.read_tree import MAX_READERS, ExchangeAddress
+from ckptd.shared.protocol.segments import SegmentHere, SegmentLacks, Wanted
 from ckptd.shared.protocol.status import CheckpointStatus, Status
 from ckptd.shared.protocol.topology import Peer, Rendezvous
 from ckptd.shared.protocol.versions import Release, refuse_foreign, tags
 
-VERSION = 7
+VERSION = 8
 MAX_MESSAGE_NBYTES = 1 << 20
 MAX_CAPACITY = 1 << 46
 
@@ -202,6 +204,23 @@ class ReportLoad(_Request, frozen=True, kw_only=True):
     problem: Text = ""
     fatal: bool = False  # the state does not fit: no other checkpoint is to be tried
     reshape: bool = False  # the rank needs other ranks' images too
+    lacks: Annotated[list[Rank], msgspec.Meta(max_length=MAX_RANKS)] = []  # whose segments did not come, or are damaged
+
+
+class AskSegments(_Request, frozen=True, kw_only=True):
+    """Have segments of a save that is being loaded in this node's memory, as far as this rank wants them.
+
+    ``wanted``: of each its tail, and these ranges of its image. A segment that lies on this node is there as a whole.
+    """
+
+    save: SaveId
+    wanted: Annotated[list[Wanted], msgspec.Meta(max_length=MAX_RANKS)]
+
+
+class DropSegments(_Request, frozen=True, kw_only=True):
+    """This rank has read what it had of other nodes' segments."""
+
+    save: SaveId
 
 
 class AskSteps(_Request, frozen=True, kw_only=True):
@@ -233,7 +252,7 @@ class Detach(_Request, frozen=True, kw_only=True):
 
 Request = (
     Attach | AskNode | AskSlots | HandOver | Skip | AskDrain | AskPreempt | AskPublish | AskLoad | ReportLoad | AskPlace
-    | AskSteps | AskStatus | AskStop | AskForget | Detach
+    | AskSegments | DropSegments | AskSteps | AskStatus | AskStop | AskForget | Detach
 )  # fmt: skip
 
 
@@ -345,6 +364,7 @@ class LoadFrom(_Reply, frozen=True, kw_only=True):
     tier: Tier = Tier.ARENA
     slot: str = ""  # in the arena
     whole: bool = False  # the slots of all ranks that saved it lie beside that one, which may be another rank's
+    saved_by: int = 0  # so many ranks, whose segments lie in the memory of nodes: AskSegments; 0: read elsewhere
     path: str = ""  # absolute, on the PFS
     readers: list[int] = []  # the ranks of this node that are sent there, when this one is
     read: str = ""  # names this read, on the node and to ``AskPlace``; empty: this rank is not sent there
@@ -362,6 +382,14 @@ class PlaceKnown(_Reply, frozen=True, kw_only=True):
     number: Annotated[int, msgspec.Meta(ge=0, lt=MAX_READERS)] = 0
     count: Annotated[int, msgspec.Meta(ge=0, le=MAX_READERS)] = 0
     parent: ExchangeAddress | None = None
+
+
+class SegmentsHere(_Reply, frozen=True, kw_only=True):
+    """Answer to AskSegments. ``refused``: why this node itself cannot have them; then no other is at fault."""
+
+    files: list[SegmentHere] = []
+    lacks: list[SegmentLacks] = []
+    refused: Text = ""
 
 
 class Steps(_Reply, frozen=True, kw_only=True):
@@ -385,7 +413,7 @@ class Forgotten(_Reply, frozen=True, kw_only=True):
 
 Reply = (
     Done | Refused | Attached | NodeInfo | SlotGranted | SlotsRefused | Progress | Notice | LoadFrom | PlaceKnown
-    | Steps | SlotsComing | StatusReply | Forgotten
+    | SegmentsHere | Steps | SlotsComing | StatusReply | Forgotten
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

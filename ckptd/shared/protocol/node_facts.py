@@ -245,6 +245,7 @@ class LoadFailure(msgspec.Struct, frozen=True, array_like=True):
     tier: Tier
     cause: Cause
     problem: Text
+    lacks: Ranks = ()  # whose segments did not come to it, or are damaged
 
 
 class LoadsReported(FromRank, frozen=True, kw_only=True, tag="loads-reported"):

@@ -34,7 +34,7 @@ from ckptd.shared.protocol.node_facts import (
 from ckptd.shared.protocol.parity_types import Member
 from ckptd.shared.protocol.rank_sets import RankSet, check_total
 from ckptd.shared.protocol.tier_runs import Tiers
-from ckptd.shared.protocol.topology import Peer, Place, TopologyDigest
+from ckptd.shared.protocol.topology import MAX_NODES, Peer, Place, TopologyDigest
 
 
 class SessionOpened(NodeMessage, frozen=True, kw_only=True, tag="session-opened"):
@@ -190,6 +190,13 @@ class GatherOrdered(NodeMessage, frozen=True, kw_only=True, tag="gather-ordered"
         check_total((run for runs in self.sets for run in runs), MAX_RANKS * MAX_ATTESTATIONS)
 
 
+class Holder(msgspec.Struct, frozen=True, array_like=True):
+    """Segments of these ranks lie in this node's memory."""
+
+    node: NodeName
+    ranks: RankSet
+
+
 class LoadOrdered(NodeMessage, frozen=True, kw_only=True, tag="load-ordered"):
     """Where each rank reads from. ``save`` None: nothing to restore. ``agreed``: all have read it."""
 
@@ -197,11 +204,17 @@ class LoadOrdered(NodeMessage, frozen=True, kw_only=True, tag="load-ordered"):
     run: RunId = NO_RUN  # drawn with that incarnation
     save: SaveId | None = None
     tiers: Tiers = Tiers()  # all but pfs read a slot of their node
-    whole: bool = False  # all ranks' slots lie at each node, and each rank reads what it needs of them
+    whole: bool = False  # the slots of all that shared with a rank lie at its node, and it reads what it needs of them
+    saved_by: Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)] = 0  # so many ranks, if each rank may need any of these:
+    holders: Annotated[tuple[Holder, ...], msgspec.Meta(max_length=MAX_NODES)] = ()  # where their segments lie
     dirname: AnyDirname = ""
     attempt: Attempt = 0  # the ranks were sent to read so often in this load
     agreed: bool = False
     notes: Texts = ()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when its holders have more ranks than a job can have."""
+        check_total(run for holder in self.holders for run in holder.ranks)
 
 
 class LoadRefused(NodeMessage, frozen=True, kw_only=True, tag="load-refused"):

@@ -5,9 +5,8 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 
-from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3, Integrity
@@ -17,9 +16,10 @@ from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.format.stored_records import StoredRecords
-from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.protocol.messages import LoadFrom, Tier
 from ckptd.shared.stores.kinds import open_files, real
 from ckptd_client._load.image_ranges import Images, images_in, images_of
+from ckptd_client._load.memory import MemorySegments
 from ckptd_client._load.reader import (
     Source,
     Target,
@@ -52,6 +52,7 @@ class Checkpoint:
         records: Sequence[FileRecord] = (),
         notes: tuple[str, ...] = (),
         integrity: Integrity = XXH3,
+        segments: MemorySegments | None = None,
     ) -> None:
         self.save = save
         self.tier = tier
@@ -60,6 +61,7 @@ class Checkpoint:
         self._sources = sources
         self._open = opener
         self._records = records
+        self.segments = segments  # in the memory of nodes; they are released by close
         self._integrity = integrity
         self.stored = stored  # what lies on the store, or will, once it is committed
         self._finalizer = weakref.finalize(self, _close, sources)  # DCP drops one without close if it cannot plan
@@ -99,7 +101,7 @@ class Checkpoint:
     @property
     def world_size(self) -> int:
         """The number of ranks that saved it."""
-        return len(self._sources)
+        return next(iter(self._sources.values())).layout.world_size
 
     @property
     def layouts(self) -> dict[int, Layout]:
@@ -114,6 +116,8 @@ class Checkpoint:
     @property
     def images(self) -> Images:
         """Ranges of its images without checks of digests; for slots until close."""
+        if self.segments is not None:
+            return self.segments.images
         return images_in(self.stored, self._records) if self._records else images_of(self._sources)
 
     def read(self, rank: int, targets: list[Target]) -> None:
@@ -125,14 +129,21 @@ class Checkpoint:
             with contextlib.closing(self._open(rank)) as source:
                 return copy_out(source, targets, sparse=True)
         try:
-            copy_out(self._sources[rank], targets, sparse=True)
-        except (DamagedError, OSError):
+            self._read_memory(rank, targets)
+        except (CkptdError, OSError):
             if not self.is_committed:
                 raise
             opened = open_file(read_records(self.stored, self.save), rank)
             with contextlib.closing(opened) as source:
                 copy_out(source, targets, sparse=True)
         return None
+
+    def _read_memory(self, rank: int, targets: list[Target]) -> None:
+        if self.segments is None:
+            return copy_out(self._sources[rank], targets, sparse=True)
+        self.segments.pull({rank: targets})
+        with self.segments.lacking(rank), contextlib.closing(self.segments.open(rank)) as source:
+            return copy_out(source, targets, sparse=True)
 
     def read_with(self, participants: Participants) -> None:
         """Whom the next read_all reads with. They are entered, and left by it, by close, or when this is dropped."""
@@ -152,6 +163,9 @@ class Checkpoint:
             finally:
                 participants.leave()
             return
+        if self.segments is not None:
+            with contextlib.suppress(CkptdError, OSError):  # rank by rank below
+                self.segments.pull(targets)
         for rank, wanted in sorted(targets.items()):
             self.read(rank, wanted)
 
@@ -159,6 +173,9 @@ class Checkpoint:
         """Closes the files; nothing can be read afterwards. Participants learn it if nothing was read. Idempotent."""
         _close(self._sources)
         self.leave()
+        segments, self.segments = self.segments, None
+        if segments is not None:
+            segments.release()
 
     def leave(self) -> None:
         """What is read from here on is read alone, and no participant waits for this rank. Idempotent."""
@@ -171,7 +188,7 @@ def _close(sources: dict[int, Source]) -> None:
     for rank, source in sources.items():
         if source.files:
             source.close()
-            sources[rank] = _closed(source)
+            sources[rank] = source.closed()
 
 
 def open_directory(directory: str, save: SaveId | None = None, integrity: Integrity = XXH3) -> Checkpoint:
@@ -222,6 +239,23 @@ def open_arena(  # noqa: PLR0913 - a slot's identity
     )
 
 
+def open_segments(segments: MemorySegments, order: LoadFrom, job: JobKey, integrity: Integrity = XXH3) -> Checkpoint:
+    """A staged checkpoint whose segments lie in the memory of nodes. It owns segments.
+
+    Raises LackingError, DamagedError, OSError.
+    """
+    assert order.save is not None  # noqa: S101 - the caller has checked
+    return Checkpoint(
+        segments.describe(range(order.saved_by)),
+        save=order.save,
+        tier=order.tier,
+        stored=open_files(f"{job.store}/{job.job}/{order.save.dirname}", integrity),
+        opener=segments.open,
+        integrity=integrity,
+        segments=segments,
+    )
+
+
 def _check_complete(names: Collection[int], own: Layout, save: SaveId) -> None:
     missing = sorted(set(range(own.world_size)) - {*names, own.rank})
     if missing:
@@ -257,7 +291,3 @@ def _described(records: StoredRecords, record: FileRecord) -> Source:
     layout, leaves = records.layout(record.rank), decode_leaves(record.leaves, where=where)
     return Source((), where, record.nbytes, record.digests, layout, leaves, readers=0, integrity=stored.integrity,
                   attestations=record.attestations)  # fmt: skip
-
-
-def _closed(source: Source) -> Source:
-    return replace(source, files=(), mapping=None)

@@ -5,7 +5,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -74,6 +74,7 @@ class Source:
     readers: int
     raw: bool = False  # there are zeros between the files
     mapping: Mapping | None = None  # of a slot: its huge pages cost less to map than to read
+    holes: bool = False  # of a partial segment: it has what was pulled, which was checked on its way
     integrity: Integrity = XXH3  # what the digests are
     attestations: tuple[Attestation, ...] = ()  # the attestations of its rank
 
@@ -83,6 +84,10 @@ class Source:
             self.mapping.close()
         for piece in self.files:
             piece.file.close()
+
+    def closed(self, *, holes: bool = False) -> "Source":
+        """What it says of itself, after close."""
+        return replace(self, files=(), mapping=None, holes=holes)
 
     def checked(self, index: int, buffer: Mapping | Buffer) -> int:
         """Address of buffer, filled with a block that matches its digest. Raises DamagedError. Thread-safe."""
@@ -129,6 +134,18 @@ def open_slot(path: str, job: JobKey, save: SaveId, rank: int, integrity: Integr
             integrity=integrity,
             attestations=seal.attestations,
         )
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def reopened(described: Source, path: str, job: JobKey, save: SaveId, rank: int) -> Source:
+    """A slot, or a partial segment, of which all but the bytes of its image is known. Raises DamagedError, OSError."""
+    fd = open_regular(path)
+    try:
+        seal = _checked_seal(fd, path, (job, save, rank), described.integrity)
+        files = (Piece(OpenedFile(fd), path, 0, seal.image_nbytes),)
+        return replace(described, files=files, mapping=Mapping(fd, seal.image_nbytes, writable=False))
     except BaseException:
         os.close(fd)
         raise
@@ -222,12 +239,26 @@ def copy_out(source: Source, targets: list[Target], *, sparse: bool = False) -> 
     Reads, digests and copies run outside the GIL. On an error the targets hold parts of the image, damaged or not, and
     their old bytes elsewhere.
     """
+    if source.holes:
+        return _copy_unchecked(source, targets)
     pieces = pieces_of(targets, BLOCK_NBYTES)
     wanted = sorted(pieces) if sparse else list(range(block_count(source.nbytes)))
     if source.mapping is None:
         copy_blocks(source, pieces, wanted)
     else:
         _each(source, wanted, _from_memory(source, targets))
+    return None
+
+
+def _copy_unchecked(source: Source, targets: list[Target]) -> None:
+    """Copies from a partial segment, whose blocks have holes and so no digest to compare."""
+    assert source.mapping is not None  # noqa: S101 - the caller has opened it
+    base, pieces = source.mapping.address, pieces_of(targets, BLOCK_NBYTES)
+
+    def copy_block(index: int) -> None:
+        deliver(pieces[index], base + index * BLOCK_NBYTES)
+
+    _each(source, sorted(pieces), copy_block)
 
 
 def copy_blocks(source: Source, pieces: Pieces, wanted: list[int]) -> None:

@@ -22,9 +22,10 @@ from ckptd.shared.protocol.messages import AskLoad, LoadFrom, ReportLoad, Reques
 from ckptd.shared.stores.kinds import open_files, real
 from ckptd_client._daemon.channel import ChannelLostError
 from ckptd_client._daemon.link import Link
-from ckptd_client._load.checkpoint import Checkpoint, open_arena, open_directory
+from ckptd_client._load.checkpoint import Checkpoint, open_arena, open_directory, open_segments
 from ckptd_client._load.fit import Fit, fit
 from ckptd_client._load.image_ranges import images_in
+from ckptd_client._load.memory import LackingError, MemorySegments
 from ckptd_client._load.reader import (
     Source,
     check_files,
@@ -114,6 +115,8 @@ def _run(link: Link, ask: Callable[[int], Request], read: Callable[[LoadFrom], T
                 found = None
                 try:
                     found = read(order)
+                except ChannelLostError:
+                    raise
                 except (CkptdError, OSError) as problem:
                     error = problem
             order = _report(link, order, error)
@@ -162,6 +165,7 @@ def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
             problem=problem[:4000],
             fatal=isinstance(error, RestoreError),  # no older checkpoint suits this process better
             reshape=isinstance(error, OtherRanksNeededError),
+            lacks=list(error.ranks) if isinstance(error, LackingError) else [],
         )
 
     try:
@@ -174,7 +178,7 @@ def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
 
 def _read(link: Link, state: dict[str, Any], order: LoadFrom, *, strict: bool) -> Segment:
     assert order.save is not None  # noqa: S101 - the caller has checked
-    if order.whole:
+    if order.whole or order.saved_by:
         return _read_whole(link, state, order, order.save, strict=strict)
     if order.tier is not Tier.PFS:
         return _read_slot(link, state, order, order.save, strict=strict)
@@ -191,6 +195,11 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom, *, strict: bool) -
 
 def _find(link: Link, order: LoadFrom, ask: Ask) -> Checkpoint:
     assert order.save is not None  # noqa: S101 - the caller has checked
+    if order.saved_by:
+        found = _open_segments(link, order, order.save)
+        assert found.segments is not None  # noqa: S101 - it was opened with them
+        found.segments.ask = ask
+        return found
     if order.tier is not Tier.PFS:
         return _open_arena(link, order, order.save)
     if not order.path:
@@ -213,9 +222,21 @@ def _open_arena(link: Link, order: LoadFrom, save: SaveId, *, complete: bool = T
     )  # fmt: skip
 
 
+def _open_segments(link: Link, order: LoadFrom, save: SaveId) -> Checkpoint:
+    """The images that lie in the memory of nodes."""
+    integrity = link.settings.integrity
+    segments = MemorySegments(link.ask, link.slots.directory, link.job, save, integrity)
+    try:
+        return open_segments(segments, order, link.job, integrity)
+    except BaseException:
+        segments.release()
+        raise
+
+
 def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId, *, strict: bool) -> Segment:
-    """Reads what this rank needs of all images from the slots of this node."""
-    found, group = _open_arena(link, order, save, complete=False), link.group
+    """Reads what this rank needs of all images: from the slots of this node, or from the memory of nodes."""
+    group = link.group
+    found = _open_segments(link, order, save) if order.saved_by else _open_arena(link, order, save, complete=False)
     try:
         like = group.rank if group.rank in found.leaves else min(found.leaves)
         leaves = found.leaves
@@ -225,6 +246,8 @@ def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId
         )  # fmt: skip
         where = f"step {save.step} of job {link.job.job}, in memory"
         fitted = fit(state, saves, where=where, pickle_keys=link.settings.pickle_keys, strict=strict)
+        if found.segments is not None:
+            found.segments.pull(fitted.targets)  # what lacks is had in another way for all ranks
         found.read_all(fitted.targets)
         fitted.settle()
         fitted.compare(found.images)

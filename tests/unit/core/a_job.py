@@ -168,6 +168,10 @@ class AJob:
         ))  # fmt: skip
         return seq
 
+    def report_both(self, save: SaveId, problem: str = "", **words: bool) -> list[int]:
+        """Both ranks, of what they read in memory."""
+        return [self.report(rank, save, Tier.ARENA, problem, **words) for rank in range(2)]
+
     # --- seeing
 
     def of(self, kind: type[act.Action]) -> list:

@@ -6,6 +6,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol.messages import Cadence, Done, LoadFrom, Refused, Tier, decode_reply, encode
+from ckptd.shared.protocol.segments import Wanted
 from tests.runs import OTHER_RUN, OTHER_STORE_ID, RUN, STORE_ID
 from tests.unit.core.a_job import KEY, LATE, AJob
 
@@ -192,7 +193,7 @@ def another_world(**policy):
     return job
 
 
-def test_ranks_of_another_world_read_from_the_slots_of_all_ranks():
+def test_ranks_of_another_world_read_from_the_memory_of_all_ranks():
     job = another_world()
     job.take()
     seq = job.ask_load(0, "b")
@@ -200,42 +201,53 @@ def test_ranks_of_another_world_read_from_the_slots_of_all_ranks():
     job.say(ev.StoreScanned(job=KEY, store_id=STORE_ID, after=LATE, committed=(ev.OnStore(ONE, 2, 10, ONE.dirname),)))
     job.digest_all(TWO)
     answer = job.answer(seq)
-    assert (answer.save, answer.tier, answer.whole) == (TWO, Tier.ARENA, True)
+    assert (answer.save, answer.tier, answer.saved_by) == (TWO, Tier.ARENA, 2)
+    wanted, seq = (Wanted(0), Wanted(1)), job.request()
+    job.say(ev.SegmentsWanted(job=KEY, rank=0, session="b", request=seq, save=TWO, wanted=wanted))
+    assert [(one.rank, one.name[-5:]) for one in job.answer(seq).files] == [(0, ".slot"), (1, ".slot")]
+    assert not job.of(act.PullSegments)
     assert not job.of(act.Drain)
 
 
 def test_what_they_cannot_read_there_is_read_from_the_store():
     job, _ = a_load(committed=(ONE,), staged=(ONE,))
     seqs = [job.report(0, ONE, Tier.ARENA, "not here", reshape=True), job.report(1, ONE, Tier.ARENA)]
-    assert [(o.tier, o.whole) for o in orders(job, seqs)] == [(Tier.ARENA, True)] * 2
-    seqs = [job.report(0, ONE, Tier.ARENA, "block 0 is damaged"), job.report(1, ONE, Tier.ARENA)]
-    assert [(o.tier, o.whole) for o in orders(job, seqs)] == [(Tier.PFS, False)] * 2
+    assert [(o.tier, o.saved_by) for o in orders(job, seqs)] == [(Tier.ARENA, 2)] * 2
+    seqs = [job.report(0, ONE, Tier.ARENA, "block 0 is damaged", lacks=(1,)), job.report(1, ONE, Tier.ARENA)]
+    assert [(o.tier, o.saved_by) for o in orders(job, seqs)] == [(Tier.PFS, 0)] * 2
+    assert any("block 0 is damaged" in note for note in job.answer(seqs[0]).notes)
 
 
-def test_one_that_lies_in_memory_only_is_drained_first():
-    job = another_world(whole_nodes=0)
+def test_one_in_memory_only_that_cannot_be_pulled_is_drained_first():
+    job = another_world()
     job.take()
     seq = job.ask_load(0, "b")
     job.number(3)
     job.say(ev.StoreScanned(job=KEY, store_id=STORE_ID, after=LATE, committed=(ev.OnStore(ONE, 2, 10, ONE.dirname),)))
+    assert job.answer(seq).saved_by == 2
+    seq = job.report(0, TWO, Tier.ARENA, "no room here", session="b")
     assert job.answer(seq) is None
     assert job.facts.active == TWO
     job.drain(TWO)
     assert (job.answer(seq).save, job.answer(seq).tier) == (TWO, Tier.PFS)
 
 
-def test_a_rank_that_needs_other_ranks_images_sends_all_to_the_store():
-    job, _ = a_load(committed=(ONE,), staged=(ONE,), whole_nodes=0)
+def test_ranks_that_need_other_ranks_images_and_cannot_have_them_here_read_the_store():
+    job, _ = a_load(committed=(ONE,), staged=(ONE,))
     seqs = [job.report(0, ONE, Tier.ARENA, "not here", reshape=True), job.report(1, ONE, Tier.ARENA)]
-    assert [(job.answer(seq).save, job.answer(seq).tier) for seq in seqs] == [(ONE, Tier.PFS)] * 2
     assert not job.answer(seqs[0]).notes, "nothing was wrong"
+    seqs = job.report_both(ONE, "no room here")
+    assert [(job.answer(seq).save, job.answer(seq).tier) for seq in seqs] == [(ONE, Tier.PFS)] * 2
+    assert "no room here" in job.answer(seqs[0]).notes[0]
     seqs = [job.report(rank, ONE, Tier.PFS) for rank in range(2)]
     assert all(job.answer(seq).agreed for seq in seqs)
 
 
-def test_a_rank_that_needs_other_ranks_images_has_them_drained():
-    job, _ = a_load(staged=(ONE,), whole_nodes=0)
+def test_ranks_that_need_other_ranks_images_and_cannot_have_them_here_have_them_drained():
+    job, _ = a_load(staged=(ONE,))
     seqs = [job.report(0, ONE, Tier.ARENA, "not here", reshape=True), job.report(1, ONE, Tier.ARENA)]
+    assert [job.answer(seq).saved_by for seq in seqs] == [2, 2]
+    seqs = job.report_both(ONE, "no room here")
     assert [job.answer(seq) for seq in seqs] == [None, None]
     job.drain(ONE)
     assert [(job.answer(seq).save, job.answer(seq).tier) for seq in seqs] == [(ONE, Tier.PFS)] * 2
@@ -249,9 +261,10 @@ def test_a_rank_that_finds_all_images_too_few_has_found_damage():
 
 
 def test_a_drain_that_a_load_waits_for_has_a_time_of_its_own():
-    job, _ = a_load(staged=(ONE,), whole_nodes=0)
+    job, _ = a_load(staged=(ONE,))
     job.tick(290)
-    seqs = [job.report(rank, ONE, Tier.ARENA, "not here", reshape=True) for rank in range(2)]
+    job.report_both(ONE, "not here", reshape=True)
+    seqs = job.report_both(ONE, "no room here")
     job.tick(290)
     assert [job.answer(seq) for seq in seqs] == [None, None]
     job.tick(20)
@@ -260,8 +273,9 @@ def test_a_drain_that_a_load_waits_for_has_a_time_of_its_own():
 
 
 def test_a_failing_drain_that_a_load_waits_for_is_given_up_for_an_older_checkpoint():
-    job, _ = a_load(staged=(TWO,), committed=(ONE,), whole_nodes=0)
-    seqs = [job.report(rank, TWO, Tier.ARENA, "not here", reshape=True) for rank in range(2)]
+    job, _ = a_load(staged=(TWO,), committed=(ONE,))
+    job.report_both(TWO, "not here", reshape=True)
+    seqs = job.report_both(TWO, "no room here")
     job.tick(310)
     answer = job.answer(seqs[0])
     assert (answer.save, answer.tier) == (ONE, Tier.PFS)
@@ -270,7 +284,7 @@ def test_a_failing_drain_that_a_load_waits_for_is_given_up_for_an_older_checkpoi
 
 def a_silent_store(**number):
     """A job whose store has not answered. The load of its ranks waits for the drain of what lies in memory."""
-    job = AJob(world=2, whole_nodes=0)
+    job = AJob(world=2)
     for rank in range(2):
         job.attach(rank)
     job.say(ev.IncarnationTaken(job=KEY, session="a", run=RUN, **number))
@@ -283,7 +297,8 @@ def a_silent_store(**number):
         job.ask_load(rank)
     job.scan(problem="EIO")
     job.say(ev.IncarnationTaken(job=KEY, session="a", run=RUN, problem="EIO"))
-    seqs = [job.report(0, ONE, Tier.ARENA, "not here", reshape=True), job.report(1, ONE, Tier.ARENA)]
+    job.report_both(ONE, "not here", reshape=True)
+    seqs = job.report_both(ONE, "no room here")
     assert orders(job, seqs) == [None, None]
     return job, seqs
 

@@ -51,6 +51,8 @@ def sound(chance, kind, job, incarnation):
         "AskDrain": {"job": None},
         "AskLoad": {"step": None},
         "AskPlace": {"read": "load.1.1", "exchange": exchange},
+        "AskSegments": {"save": save, "wanted": [[0, b""], [1, bytes(32)]]},
+        "DropSegments": {"save": save},
         "ReportLoad": {"save": save, "tier": "pfs", "problem": "", "fatal": False, "reshape": False},
         "AskStatus": {"nodes": True},
         "AskForget": {"job": [job.store, f"{job.job}-other"], "force": True},

@@ -254,6 +254,8 @@ def test_requests_without_attachment_are_refused(node, stranger):
         (m.AskLoad, {}),
         (m.ReportLoad, {"save": SaveId(1, 1, 1, RUN), "tier": m.Tier.PFS}),
         (m.AskPlace, {"read": "load.1.1"}),
+        (m.AskSegments, {"save": SaveId(1, 1, 1, RUN), "wanted": []}),
+        (m.DropSegments, {"save": SaveId(1, 1, 1, RUN)}),
         (m.AskSteps, {}),
     ]
     assert stranger.ask(m.Detach).code == "detached"  # a goodbye of one who never came in, and not counted

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from ckptd import __version__
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import MAX_COUNTER, MAX_INCARNATION, MAX_STEP, JobKey, SaveId
+from ckptd.shared.format.byte_ranges import packed
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import messages as m
 from ckptd.shared.protocol.publication import Draft
+from ckptd.shared.protocol.segments import SegmentHere, SegmentLacks, Wanted
 from ckptd.shared.protocol.topology import Peer, Rendezvous
 from tests.runs import RUN
 
@@ -37,6 +39,8 @@ REQUESTS = [
     m.AskLoad(seq=8, step=0),
     m.ReportLoad(seq=9, save=SAVE, tier=m.Tier.PFS, problem="digest", fatal=True),
     m.AskPlace(seq=9, read="load.2.1", exchange=m.ExchangeAddress("10.0.0.1", 4000, bytes(32))),
+    m.AskSegments(seq=9, save=SAVE, wanted=[Wanted(3), Wanted(4, packed([(4096, 4099), (1 << 40, 1 << 41)]))]),
+    m.DropSegments(seq=10, save=SAVE),
     m.AskSteps(seq=10),
     m.AskPublish(seq=10, save=SAVE, draft=Draft("/runs/step-7", "/runs/.step-7")),
     m.AskStatus(seq=11),
@@ -57,6 +61,7 @@ REPLIES = [
     m.SlotsRefused(code="budget", message="full"),
     m.Progress(save=SAVE, milestone=m.Milestone.DURABLE, end=m.End.DURABLE),
     m.LoadFrom(reply_to=5, incarnation=6, run=RUN, save=SAVE, tier=m.Tier.ARENA, slot=SLOT, notes=["n"]),
+    m.SegmentsHere(reply_to=5, files=[SegmentHere(3, SLOT)], lacks=[SegmentLacks(4, "gone")], refused="full"),
     m.Steps(reply_to=6, checkpoints=[]),
     m.Forgotten(reply_to=7, slots=3, nbytes=1 << 40),
 ]
@@ -206,5 +211,8 @@ def test_texts_and_capacities_have_limits():
 
 
 def test_a_protocol_with_a_rendezvous_has_a_version_of_its_own():
-    """Version 6 would lose the rendezvous of an Attach; 3 knows no Notice, 4 no AskPublish, 5 no `mismatched`."""
-    assert m.VERSION == 7
+    """Version 6 would lose the rendezvous of an Attach; 3 knows no Notice, 4 no AskPublish, 5 no `mismatched`.
+
+    7 would take a LoadFrom with `saved_by` for one without a place.
+    """
+    assert m.VERSION == 8

@@ -17,8 +17,9 @@ from ckptd.shared.format.manifest import ParityRecord
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import node_messages
-from ckptd.shared.protocol.messages import LoadFrom, Progress, Refused, Tier
+from ckptd.shared.protocol.messages import LoadFrom, Progress, Refused, SegmentsHere, Tier
 from ckptd.shared.protocol.parity_types import ParityChunk
+from ckptd.shared.protocol.segments import Wanted
 from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 from tests.runs import RUN, SET, STORE_ID
 from tests.seals import a_seal, attestations_of
@@ -69,6 +70,7 @@ class ANode:
         self.wanted: frozenset[str] | None = frozenset()  # nodes it keeps a link to; None: to all
         self.called: set[str] = set()  # and those that it has sent a message to
         self.notes: list[str] = []
+        self.pulled: dict[tuple[SaveId, int], str] = {}  # from which node, until it is given back
         self.serial = 0
         self.drained: dict[SaveId, tuple[str, ...]] = {}
         self.told: list[tuple[int, object]] = []
@@ -143,6 +145,9 @@ class ACluster:
         self.attached: dict[int, ev.RankAttached] = {}
         self.failing: set[str] = set()  # nodes that cannot encode
         self.tiers: dict[int, Tier] = {}
+        self.full = False  # no arena has room for what ranks want to pull
+        self.damaged: set[tuple[str, int]] = set()  # node and rank: its slot there, as who pulls from it finds
+        self.here: dict[int, dict[int, str]] = {}  # what each rank was told of in a load: files, by rank that saved
         self.replicas = 0  # sets of ranks that save slices of what each set holds
         for name in names:
             self.add(name)
@@ -285,9 +290,10 @@ class ACluster:
     def load(self, damaged: Container[tuple[int, Tier]] = (), run: bytes | None = None) -> list[object]:
         """All ranks load; the answers that end it. ``tiers``: where each rank read. damaged: what they cannot read."""
         seqs = self.ask(run)
-        self.tiers = {}
+        self.tiers, self.here = {}, {}
         answers = {rank: self.answer(rank, seqs[rank]) for rank in seqs}
         while all(isinstance(a, LoadFrom) and a.save is not None and not a.agreed for a in answers.values()):
+            lacks = {rank: self.want(rank, answer) for rank, answer in answers.items()}
             for rank, answer in answers.items():
                 self.tiers[rank] = answer.tier
                 seqs[rank] = self.seq()
@@ -300,12 +306,33 @@ class ACluster:
                         request=seqs[rank],
                         save=answer.save,
                         tier=answer.tier,
-                        problem="a block does not match" if (rank, answer.tier) in damaged else "",
+                        problem=lacks[rank][0] or ("a block does not match" if (rank, answer.tier) in damaged else ""),
+                        lacks=lacks[rank][1],
                     ),
                 )
             self.settle()
             answers = {rank: self.answer(rank, seqs[rank]) for rank in seqs}
         return [answers[rank] for rank in sorted(answers)]
+
+    def want(self, rank: int, order: LoadFrom) -> tuple[str, tuple[int, ...]]:
+        """The rank has all segments here, if it is sent to do that; why not, and whose it lacks."""
+        if not order.saved_by or order.save is None:
+            return "", ()
+        seq, wanted = self.seq(), tuple(Wanted(old) for old in range(order.saved_by))
+        asked = ev.SegmentsWanted(job=KEY, rank=rank, session=self.sid, request=seq, save=order.save, wanted=wanted)
+        self.say(self.node(rank), asked)
+        self.settle()
+        here = self.answer(rank, seq)
+        assert isinstance(here, SegmentsHere), here
+        self.here[rank] = {one.rank: one.name for one in here.files}
+        return here.refused or "".join(one.problem for one in here.lacks), tuple(one.rank for one in here.lacks)
+
+    def drop(self, save: SaveId) -> None:
+        """All ranks have read what they had of it."""
+        for rank in self.here:
+            gone = ev.SegmentsDropped(job=KEY, rank=rank, session=self.sid, request=self.seq(), save=save)
+            self.say(self.node(rank), gone)
+        self.settle()
 
     def answer(self, rank: int, seq: int) -> object:
         """The reply to a request, None when there was none."""
@@ -514,8 +541,28 @@ class ACluster:
                 self.say(node, ev.Encoded(job=KEY, save=chunk.save, epoch=chunk.epoch, problem=problem))
             case act.DropChunk(save=save, epoch=epoch):
                 node.chunks.pop((save, epoch), None)
-            case act.FetchSegment():
+            case act.FetchSegment(rank=rank):
                 self._fetch(node, action)
+                self.damaged.discard((node.name, rank))  # what came lies in its place
+            case act.PullSegments():
+                self._pull(node, action)
+            case act.DropPulled(save=save):
+                node.pulled = {key: name for key, name in node.pulled.items() if key[0] != save}
+
+    def _pull(self, node: ANode, action: act.PullSegments) -> None:
+        said = {name: getattr(action, name) for name in ("job", "rank", "session", "request", "save")}
+        if self.full:
+            return self.say(node, ev.SegmentsPulled(**said, refused="the arena has no room"))
+        files, lacks = [], []
+        for holder, seal, _ in action.pulls:
+            there = self.nodes[holder].slots.values() if holder in self.nodes else ()
+            held = any((slot.save, slot.rank, slot.digested) == (action.save, seal.rank, True) for slot in there)
+            if not held or (holder, seal.rank) in self.damaged:
+                lacks.append((seal.rank, f"{holder}: a block does not match"))
+            else:
+                files.append((seal.rank, f"r{seal.rank:05d}-000001.part"))
+                node.pulled[action.save, seal.rank] = holder
+        return self.say(node, ev.SegmentsPulled(**said, files=tuple(files), lacks=tuple(lacks)))
 
     def _slot(self, node: ANode, rank: int) -> str:
         node.serial += 1

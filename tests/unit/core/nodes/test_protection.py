@@ -7,6 +7,7 @@ from ckptd.core import events as ev
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.protocol.segments import Wanted
 from tests.runs import RUN
 from tests.unit.core.nodes.a_cluster import (
     KEY,
@@ -89,27 +90,113 @@ def test_the_newest_protected_stays_until_a_newer_one_is_protected():
         assert [key[0] for key in node.chunks] == [TWO]
 
 
-def test_a_smaller_world_gets_all_segments_at_each_of_its_nodes():
-    cluster = a_protected_job()
+def copies(cluster, save):
+    """How many slots of the job hold a segment of it, by rank."""
+    slots = [slot for node in cluster.nodes.values() for slot in node.slots.values() if slot.save == save]
+    return {rank: sum(slot.rank == rank for slot in slots) for rank in sorted({slot.rank for slot in slots})}
+
+
+def a_smaller_world(**policy):
+    """Four ranks saved it; one of their nodes is lost, and three ranks run on the others."""
+    cluster = a_protected_job(**policy)
     cluster.end_ranks()
     cluster.lose("c")
+    return cluster
+
+
+def test_a_smaller_world_pulls_what_it_needs_from_where_it_lies():
+    cluster = a_smaller_world()
     cluster.connect("abd")
     answers = cluster.load()
     assert [a.save for a in answers] == [ONE] * 3
     assert set(cluster.tiers.values()) == {Tier.REBUILT}
     assert not cluster.store.committed
-    for name in "abd":
-        assert {s.rank for s in cluster.nodes[name].slots.values() if s.save == ONE} == {0, 1, 2, 3}
+    assert copies(cluster, ONE) == {0: 1, 1: 1, 2: 1, 3: 1}, "what was lost is rebuilt once, and nothing is copied"
+    for rank, name in enumerate("abd"):
+        own = {slot.rank for slot in cluster.nodes[name].slots.values() if slot.save == ONE}
+        files = cluster.here[rank]
+        assert {old for old, file in files.items() if file.endswith(".slot")} == own
+        assert {old for old, file in files.items() if file.endswith(".part")} == {0, 1, 2, 3} - own
+        assert set(cluster.nodes[name].pulled) == {(ONE, old) for old in {0, 1, 2, 3} - own}
+    cluster.drop(ONE)
+    assert not any(node.pulled for node in cluster.nodes.values())
     cluster.stage(SaveId(3, 1, 20, RUN))
     for node in cluster.nodes.values():
         assert {s.save for s in node.slots.values()} <= {SaveId(3, 1, 20, RUN), None}
 
 
-def test_a_smaller_world_gets_a_lost_node_rebuilt_drained_and_read_from_the_store():
-    cluster = a_protected_job(whole_nodes=0)
+def test_ranks_of_one_node_share_what_is_pulled_until_the_last_has_read_it():
+    cluster = a_smaller_world()
+    cluster.connect("aab")
+    cluster.load()
+    node, session = cluster.nodes["a"], cluster.sid
+    assert (ONE, 1) in node.pulled
+    dropped = ev.SegmentsDropped(job=KEY, rank=0, session=session, request=cluster.seq(), save=ONE)
+    cluster.say(node, dropped)
+    cluster.settle()
+    assert (ONE, 1) in node.pulled, "rank 1 reads"
+    cluster.say(node, ev.RankGone(job=KEY, rank=1, session=session))
+    cluster.settle()
+    assert not node.pulled
+
+
+def test_what_is_damaged_at_the_node_that_has_it_is_rebuilt_from_parity():
+    cluster = a_protected_job()
     cluster.end_ranks()
-    cluster.lose("c")
+    cluster.damaged = {("b", 1)}
+    cluster.connect("abc")
+    answers = cluster.load()
+    assert [a.save for a in answers] == [ONE] * 3
+    assert set(cluster.tiers.values()) == {Tier.REBUILT}
+    assert any("rank 1" in note or "does not match" in note for note in answers[0].notes), answers[0].notes
+
+
+def test_what_is_damaged_and_cannot_be_rebuilt_is_not_loaded_from_memory():
+    cluster = a_protected_job(scheme=Scheme.NONE)
+    cluster.end_ranks()
+    cluster.damaged = {("b", 1)}
     cluster.fail()
+    cluster.connect("abc")
+    cluster.load()
+    assert set(cluster.tiers.values()) == {Tier.PEER, Tier.PFS} or set(cluster.tiers.values()) == {Tier.PFS}
+
+
+def test_a_node_that_is_lost_while_ranks_pull_from_it_is_one_whose_segments_lack():
+    cluster = a_protected_job()
+    cluster.end_ranks()
+    cluster.connect("abc")
+    cluster.held = {act.PullSegments}
+    seqs = cluster.ask()
+    orders = {rank: cluster.answer(rank, seq) for rank, seq in seqs.items()}
+    assert all(order.saved_by == 4 for order in orders.values())
+    asked = {}
+    for rank, order in orders.items():
+        asked[rank] = cluster.seq()
+        wanted = (Wanted(3),)
+        cluster.say(cluster.node(rank), ev.SegmentsWanted(
+            job=KEY, rank=rank, session=cluster.sid, request=asked[rank], save=order.save, wanted=wanted
+        ))  # fmt: skip
+    cluster.settle()
+    cluster.lose("d")
+    cluster.release()
+    for rank, seq in asked.items():
+        (lacks,) = cluster.answer(rank, seq).lacks
+        assert lacks.rank == 3
+
+
+def test_a_rank_that_asks_for_segments_of_no_load_is_refused():
+    cluster = a_protected_job()
+    seq = cluster.seq()
+    wanted = ev.SegmentsWanted(job=KEY, rank=0, session=cluster.sid, request=seq, save=ONE, wanted=(Wanted(1),))
+    cluster.say(cluster.nodes["a"], wanted)
+    cluster.settle()
+    assert "is not being loaded here" in cluster.answer(0, seq).refused
+
+
+def test_a_smaller_world_without_room_to_pull_has_it_drained_and_reads_the_store():
+    cluster = a_smaller_world()
+    cluster.fail()
+    cluster.full = True
     cluster.connect("abd")
     answers = cluster.load()
     assert not refused(answers)

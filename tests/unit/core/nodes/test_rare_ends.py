@@ -5,7 +5,6 @@ from ckptd.core import events as ev
 from ckptd.core.coordinator.protection_states import Encoding
 from ckptd.core.coordinator.restore_states import Loading
 from ckptd.core.coordinator.session_states import Presence
-from ckptd.shared.protocol.messages import Tier
 from tests.unit.core.a_job import AJob
 from tests.unit.core.nodes.a_cluster import KEY, ONE, ACluster, close, nothing_is_left
 
@@ -137,14 +136,15 @@ def test_a_rank_that_asks_for_a_second_load_is_not_forgotten_when_the_first_is_r
 
 
 def test_a_rank_that_ends_while_the_load_waits_for_the_store_ends_it():
-    job = AJob(world=2, whole_nodes=0).start()
+    job = AJob(world=2).start()
     job.stage_all(ONE)
     job.digest_all(ONE)
     for rank in range(2):
         job.ask_load(rank)
     job.number(2)
     job.scan()
-    seqs = [job.report(rank, ONE, Tier.ARENA, "not here", reshape=True) for rank in range(2)]
+    seqs = job.report_both(ONE, "not here", reshape=True)
+    seqs = job.report_both(ONE, "no room here")
     assert job.facts.restore.awaited == ONE
     job.gone(1)
     assert job.facts.restore.awaited is None
