@@ -71,9 +71,9 @@ def boxes_of(rank: int, ranks: int, count: int) -> tuple[list[Box], dict[str, Pl
     boxes, placed, mesh = [], {}, Mesh((ranks,), (rank,))
     for name, shape in tensors(count).items():
         offsets, sizes = box_at(shape, mesh, (0,))
+        placed[name] = Placed(0, (0,))
         if 0 not in sizes:
             boxes.append(Box(name, "F32", sizes, shape, offsets))
-            placed[name] = Placed(0, (0,))
     return boxes, placed
 
 
@@ -101,9 +101,11 @@ class Writer:
             boxes, placed = boxes_of(rank, self.ranks, self.count)
             image = make_image(boxes, rank=rank, world_size=self.ranks)
             paths = {name: tuple(("k", step) for step in name.split(".")) for name in tensors(self.count)}
-            absent = [Planned(name, "F32", shape) for name, shape in tensors(self.count).items() if name not in placed]
+            absent = [Planned(name, "F32", shape) for name, shape in tensors(self.count).items()]
             layout = make_layout(image, paths=paths, aliases={})
-            raw = encode_layout(layout, Spread(absent, [Mesh((self.ranks,), (rank,))], placed))
+            raw = encode_layout(
+                layout, Spread(absent, [Mesh((self.ranks,), (rank,), tuple(range(self.ranks)))], placed)
+            )
             self._planned[kind] = layout, Rank(parted(raw, "bench"), image.image_nbytes)
         layout, found = self._planned[kind]
         if self.explicit:

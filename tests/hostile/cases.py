@@ -197,7 +197,7 @@ def unpacked(name: str, change: Callable[[Any], None]) -> None:
     add(f"layout's {name}", BOTH, RANK0, make)
 
 
-TENSOR, PLACEMENT, SIZES, GAP, HEAD, TAIL, OFFSETS = range(7)
+TENSOR, IS_PLACED, SIZES, GAP, HEAD, TAIL, PLACEMENT, OFFSETS = range(8)
 
 
 def number(which: int, value: Any, at: int = 0) -> Callable[[Any], None]:
@@ -211,7 +211,8 @@ def placed(cuts: list[int], *, mesh: int = 0, shape: Any = (2, 2), place: Any = 
         raw["form"] |= {"meshes": [shape], "placements": [[mesh, cuts]]}
         raw["own"]["places"] = [place]
         dims = len(raw["plan"]["tensors"][0][2])
-        raw["columns"][PLACEMENT] = [1, *[0] * (raw["form"]["count"] - 1)]
+        raw["columns"][IS_PLACED] = [1, *[0] * (raw["form"]["count"] - 1)]
+        raw["columns"][PLACEMENT] = [1] * len(raw["plan"]["tensors"])
         raw["columns"][SIZES], raw["columns"][OFFSETS] = raw["columns"][SIZES][dims:], raw["columns"][OFFSETS][dims:]
 
     return change
@@ -223,6 +224,7 @@ for _part in ("plan", "form", "own"):
 unpacked("tensor none", number(TENSOR, 2_000_000))
 unpacked("tensor before all", number(TENSOR, 1))
 unpacked("placement none", number(PLACEMENT, 7))
+unpacked("placement of a tensor that has none", number(IS_PLACED, 1))
 unpacked("size beyond 2^62", number(SIZES, 1 << 62))
 unpacked("gap beyond the file", number(GAP, 1 << 60))
 unpacked("gap before the file", number(GAP, (1 << 60) + 1))

@@ -154,7 +154,7 @@ def plain_layout(final: Path, rank: int = 0) -> Any:
 def opened(parts: Parts) -> dict[str, Any]:
     """The parts of a layout as dicts and lists, numbers of its columns too."""
     (plan,) = parts_in(parts.plan, 1, "forge")
-    form, *columns = parts_in(parts.form, 7, "forge")
+    form, *columns = parts_in(parts.form, 8, "forge")
     raw = {name: msgspec.msgpack.decode(data) for name, data in (("plan", plan), ("form", form), ("own", parts.own))}
     offsets = parts_in(raw["own"].pop("offsets"), 1, "forge") if "offsets" in raw["own"] else [column([])]
     return raw | {"columns": [_numbers(one) for one in (*columns, *offsets)]}
@@ -198,7 +198,7 @@ def packed(raw: Any) -> Parts:
         offsets += at
     version = raw["version"]
     own = {name: raw[name] for name in _OWN if name in raw} | {"plan_id": ""}
-    columns = [signed(steps), [0] * len(steps), sizes, signed(gaps), heads, tails, offsets]
+    columns = [signed(steps), [0] * len(steps), sizes, signed(gaps), heads, tails, [0] * len(planned), offsets]
     plan = {"version": version, "tensors": planned, "paths": raw["paths"]}
     form = {"version": version, "count": len(steps)}
     return closed({"plan": plan, "form": form, "own": own, "columns": columns})

@@ -142,7 +142,7 @@ leaf_bodies = st.recursive(
 
 FIELDS = [
     *(("plan", name) for name in ("version", "tensors", "paths")),
-    *(("form", name) for name in ("version", "count", "meshes", "placements")),
+    *(("form", name) for name in ("version", "count", "meshes", "ranks", "placements")),
     *(("own", name) for name in ("version", "rank", "header_nbytes", "image_nbytes", "aliases", "places", "plan_id")),
 ]
 
@@ -162,7 +162,7 @@ def test_fields_of_other_kinds_reach_the_reader(sound, tmp_path_factory, field, 
     shutil.rmtree(final.parents[2])
 
 
-@given(st.sampled_from(range(7)), leaf_bodies, st.integers(0, 3))
+@given(st.sampled_from(range(8)), leaf_bodies, st.integers(0, 3))
 def test_columns_of_other_kinds_reach_the_reader(sound, tmp_path_factory, column, value, which):
     final = tmp_path_factory.mktemp("entry") / "store/demo" / sound.name
     shutil.copytree(sound, final, symlinks=True)

@@ -18,7 +18,7 @@ from ckptd.shared.base.wording import shown
 from ckptd.shared.format.dtypes import DTYPES, itemsize
 from ckptd.shared.format.placement import Shape
 
-VERSION = 2
+VERSION = 3
 MAX_TENSORS = 10_000_000
 MAX_STEPS = 101  # of a path
 MIN_HEADER_NBYTES = 10  # the length, and {}

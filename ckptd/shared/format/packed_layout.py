@@ -1,15 +1,17 @@
 """A layout as bytes: what all ranks have alike apart from what a rank alone has, so that a vote keeps each part once.
 
 Three parts. The plan: names, types and shapes of all tensors of the state, and where each name belongs; the same on
-every rank that saves the same state. The form: for each box its tensor, its placement on a mesh or its sizes, and its
-bytes in the image; the same on all ranks whose boxes have the same sizes. The own part: the rank, its places in the
-meshes, the offsets of boxes that no mesh reproduces. Numbers lie in columns.
+every rank that saves the same state. The form: how each tensor of the plan lies on which mesh; for each box its tensor,
+its sizes where that does not give them, and its bytes in the image; the same on all ranks whose boxes have the same
+sizes. The own part: the rank, its places in the meshes, the offsets of boxes that no mesh reproduces. Numbers lie in
+columns.
 
 The writer takes a placement only where it reproduces the box; a reader takes what the form says. Pure.
 """
 
 import bisect
 import collections
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
@@ -36,14 +38,26 @@ from ckptd.shared.format.layout import (
     checked,
     extents,
 )
-from ckptd.shared.format.placement import MAX_MESHES, Mesh, MeshPlace, MeshShape, Placed, box_at
+from ckptd.shared.format.placement import (
+    MAX_MESHES,
+    Mesh,
+    MeshPlace,
+    MeshRanks,
+    MeshShape,
+    Placed,
+    Shape,
+    box_at,
+    position,
+    strides_of,
+)
 
-_COLUMNS = 6  # of a form: tensor, placement, sizes, gap, head, tail
+_COLUMNS = 7  # of a form: tensor, whether its placement, sizes, gap, head, tail; placement of each planned tensor
 _HEADS = 4
 _MOST_DIMS = 16 << 20  # of all boxes of a rank together
 _MOST_FORMS_NBYTES = 64 << 20  # that are kept
 _PLACEMENT_NBYTES = 200  # in memory
-_EXPLICIT = 0  # the placement of a box whose offsets stand in the own part; others are numbered from 1
+_EXPLICIT, _PLACED = 0, 1  # a box whose offsets stand in the own part, and one that its tensor's placement gives
+_NOWHERE = 0  # the placement of a tensor that lies on no mesh; others are numbered from 1
 
 
 class Parts(NamedTuple):
@@ -64,6 +78,7 @@ class _Form(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int
     count: Annotated[int, msgspec.Meta(ge=0, le=MAX_TENSORS)]  # of boxes
     meshes: Annotated[list[MeshShape], msgspec.Meta(max_length=MAX_MESHES)] = []
+    ranks: Annotated[list[MeshRanks], msgspec.Meta(max_length=MAX_MESHES)] = []  # of each mesh
     placements: Annotated[list[Placed], msgspec.Meta(max_length=MAX_TENSORS)] = []
 
 
@@ -108,7 +123,7 @@ class Spread(NamedTuple):
 
     absent: Sequence[Planned] = ()  # tensors of which this rank has no box
     meshes: Sequence[Mesh] = ()
-    placements: Mapping[str, Placed] = MappingProxyType({})  # of a tensor whose one box follows from a mesh
+    placements: Mapping[str, Placed] = MappingProxyType({})  # of a tensor that lies on a mesh, absent or not
 
 
 _BY_THE_BOXES = Spread()
@@ -118,7 +133,7 @@ def encode_layout(layout: Layout, spread: Spread = _BY_THE_BOXES) -> bytes:
     """Encoded form. Boxes must have as many offsets and sizes as their tensors dimensions."""
     planned = _planned(layout, spread.absent)
     plan = _Plan(version=layout.version, tensors=planned, paths=layout.paths)
-    form, own = _boxes(layout, spread, {one: index for index, one in enumerate(planned)})
+    form, own = _boxes(layout, spread, planned)
     return joined(Parts(squeezed([_encoder.encode(plan)]), form, _encoder.encode(own)))
 
 
@@ -129,17 +144,22 @@ def _planned(layout: Layout, absent: Sequence[Planned]) -> list[Planned]:
     return sorted(found, key=lambda one: order.get(one.name, len(order)))
 
 
-def _boxes(layout: Layout, spread: Spread, index: dict[Planned, int]) -> tuple[bytes, _Own]:
+def _boxes(layout: Layout, spread: Spread, planned: Sequence[Planned]) -> tuple[bytes, _Own]:
+    index = {one: number for number, one in enumerate(planned)}
     tensors, how, gaps, heads, tails = [], [], [], [], []
     sizes: list[int] = []
     offsets: list[int] = []
     placements: dict[Placed, int] = {}
+    lies = _placements_around(spread, layout.tensors)
+    where = [
+        placements.setdefault(lies[one.name], len(placements) + 1) if one.name in lies else _NOWHERE for one in planned
+    ]
     end = layout.header_nbytes
     for entry in layout.tensors:
         tensors.append(index[Planned(entry.name, entry.dtype, entry.global_shape)])
-        placed = spread.placements.get(entry.name)
-        if placed is not None and _reproduces(spread.meshes, placed, entry):
-            how.append(placements.setdefault(placed, len(placements) + 1))
+        placed = lies.get(entry.name)
+        if placed is not None and _box_of(spread.meshes, placed, entry) == (entry.offsets, entry.sizes):
+            how.append(_PLACED)
         else:
             how.append(_EXPLICIT)
             sizes += entry.sizes
@@ -150,10 +170,10 @@ def _boxes(layout: Layout, spread: Spread, index: dict[Planned, int]) -> tuple[b
         heads.append(head + 1 if entry.slice_nbytes else 0)
         tails.append(entry.slice_nbytes - head - entry.nbytes if entry.slice_nbytes else 0)
     steps = [after - before for before, after in zip([-1, *tensors], tensors, strict=False)]
-    columns = [signed(steps), how, sizes, signed(gaps), heads, tails]
+    columns = [signed(steps), how, sizes, signed(gaps), heads, tails, where]
     form = _Form(
         version=layout.version, count=len(tensors), meshes=[mesh.shape for mesh in spread.meshes],
-        placements=list(placements),
+        ranks=[_ranks_of(mesh, layout.rank) for mesh in spread.meshes], placements=list(placements),
     )  # fmt: skip
     own = _Own(
         version=layout.version, rank=layout.rank, world_size=layout.world_size, header_nbytes=layout.header_nbytes,
@@ -165,12 +185,37 @@ def _boxes(layout: Layout, spread: Spread, index: dict[Planned, int]) -> tuple[b
     return squeezed([_encoder.encode(form), *map(column, columns)]), own
 
 
-def _reproduces(meshes: Sequence[Mesh], placed: Placed, entry: TensorEntry) -> bool:
-    """Whether the placement is this very box."""
+def _ranks_of(mesh: Mesh, rank: int) -> MeshRanks:
+    """As they are written: not at all where the mesh numbers its ranks otherwise than the job."""
+    if math.prod(mesh.shape) == 1:
+        return MeshRanks((0,) * len(mesh.shape))
+    if not mesh.ranks or mesh.ranks[position(mesh.shape, mesh.place)] != rank:
+        return MeshRanks()
+    strides = strides_of(mesh)
+    return MeshRanks((), column(mesh.ranks)) if strides is None else MeshRanks(strides)
+
+
+def _placements_around(spread: Spread, entries: Sequence[TensorEntry]) -> dict[str, Placed]:
+    """Those whose box has this rank's boxes in it: all of it, rows of it, or none where it has none."""
+    found = dict(spread.placements)
+    for entry in entries:
+        box = _box_of(spread.meshes, found[entry.name], entry) if entry.name in found else None
+        if box is None or not _is_inside(entry, *box):
+            found.pop(entry.name, None)
+    return found
+
+
+def _box_of(meshes: Sequence[Mesh], placed: Placed, entry: TensorEntry) -> tuple[Shape, Shape] | None:
+    """What the placement gives this rank; None where it cannot be."""
     try:
-        return box_at(entry.global_shape, meshes[placed.mesh], placed.cuts) == (entry.offsets, entry.sizes)
+        return box_at(entry.global_shape, meshes[placed.mesh], placed.cuts)
     except (ValueError, IndexError):
-        return False
+        return None
+
+
+def _is_inside(entry: TensorEntry, offsets: Shape, sizes: Shape) -> bool:
+    sides = zip(entry.offsets, entry.sizes, offsets, sizes, strict=True)
+    return all(o <= at and at + n <= o + s for at, n, o, s in sides)
 
 
 # --- reading
@@ -225,6 +270,33 @@ def layout_in(parts: Parts, *, where: str, known: Known) -> Layout:
     return checked(layout, where)
 
 
+class Lying(NamedTuple):
+    """What a layout says of how all tensors of its state lie on meshes, whether or not its rank has boxes of them."""
+
+    rank: int
+    world_size: int
+    meshes: list[Mesh]  # without their ranks, which the next ones say
+    ranks: list[MeshRanks]
+    tensors: dict[str, Planned]  # all of the state, by name
+    placed: dict[str, Placed]  # of those that lie on a mesh
+
+
+def lying(parts: Parts, *, where: str, known: Known) -> Lying:
+    """Of the layout that the parts make; likewise. Makes no box."""
+    plan = known.plan(parts.plan, where)
+    form, columns = known.form(parts.form, where)
+    own = decoded(_own_decoder.decode, parts.own, f"{where}: layout is not readable")
+    meshes = _meshes(form, own, where)
+    numbers = _placed(plan, form, columns[-1], where)
+    placed = {
+        one.name: form.placements[number - 1] for one, number in zip(plan.tensors, numbers, strict=True) if number
+    }
+    if len(form.ranks) != len(meshes) or any(one.mesh >= len(meshes) for one in form.placements):
+        raise DamagedError(f"{where}: layout: a placement on no mesh, or a mesh of no ranks")
+    tensors = {one.name: one for one in plan.tensors}
+    return Lying(own.rank, own.world_size, meshes, form.ranks, tensors, placed)
+
+
 class Glance(NamedTuple):
     """What a form says at once. archived: whether each box lies in a torch.save archive."""
 
@@ -259,18 +331,25 @@ def _form_in(data: bytes, where: str) -> tuple[_Form, list[bytes]]:
 def _opened(parts: Parts, known: Known, where: str) -> tuple[_Plan, _Form, _Own, list[Sequence[int]]]:
     plan = known.plan(parts.plan, where)
     own = decoded(_own_decoder.decode, parts.own, f"{where}: layout is not readable")
-    form, (tensors, how, sizes, gaps, heads, tails) = known.form(parts.form, where)
+    form, (tensors, how, sizes, gaps, heads, tails, lies) = known.form(parts.form, where)
     _check_version(own.version, where)
     files = max(1, len(own.parts))
     if form.count > len(plan.tensors) * files:  # each once in a file; before a box is made, which takes 300 bytes
         most = f"{len(plan.tensors)} tensors have at most {len(plan.tensors) * files}"
         raise DamagedError(f"{where}: layout: {form.count} boxes, and {most}, one in each file")
     counted = [numbers_in(one, form.count, where) for one in (tensors, how, gaps, heads, tails)]
-    if max(counted[1], default=0) > len(form.placements):
-        raise DamagedError(f"{where}: layout: a placement that is none of its form's")
+    placed = _placed(plan, form, lies, where)
     width = sizes[0] if sizes else 1
     measured = numbers_in(sizes, (len(sizes) - 1) // max(1, width), where)
-    return plan, form, own, [counted[0], counted[1], measured, *counted[2:]]
+    return plan, form, own, [counted[0], counted[1], measured, *counted[2:], placed]
+
+
+def _placed(plan: _Plan, form: _Form, lies: bytes, where: str) -> Sequence[int]:
+    """Of each planned tensor the number of its placement."""
+    found = numbers_in(lies, len(plan.tensors), where)
+    if max(found, default=_NOWHERE) > len(form.placements):
+        raise DamagedError(f"{where}: layout: a placement that is none of its form's")
+    return found
 
 
 def _check_version(found: int, where: str) -> None:
@@ -289,14 +368,14 @@ def _differ_in_length(shape: Sequence[int], place: Sequence[int]) -> bool:
 
 
 def _entries(plan: _Plan, form: _Form, own: _Own, columns: list[Sequence[int]], where: str) -> Iterator[TensorEntry]:
-    steps, how, sizes, gaps, heads, tails = columns
+    steps, how, sizes, gaps, heads, tails, lies = columns
     meshes = _meshes(form, own, where)
     explicit = _offsets(own, len(sizes), where)
     starts = [extent.start for extent in extents(own.rank, own.image_nbytes, _sizes(own), raw=bool(own.names))]
     seen: set[int] = set()  # tensor and file of each box: a reader must not make gigabytes to find that it is twice
     dims = 0
     at, end, number = 0, own.header_nbytes, -1
-    for step, placement, gap, head, tail in zip(
+    for step, is_placed, gap, head, tail in zip(
         unsigned(steps), how, unsigned(gaps), heads, tails, strict=True
     ):  # fmt: skip
         number += step
@@ -309,8 +388,8 @@ def _entries(plan: _Plan, form: _Form, own: _Own, columns: list[Sequence[int]], 
             raise DamagedError(f"{where}: layout: its boxes have more than {_MOST_DIMS} dimensions together")
         if dtype not in DTYPES:
             raise DamagedError(f"{where}: tensor {shown(name)}: unknown dtype code {shown(dtype)}")
-        if placement:
-            offsets, lengths = _box_at(shape, form.placements[placement - 1], meshes, where)
+        if is_placed:
+            offsets, lengths = _box_at(shape, _placement(form, lies[number], where), meshes, where)
         else:
             until = at + len(shape)
             offsets, lengths = tuple(explicit[at:until]), tuple(sizes[at:until])
@@ -330,6 +409,12 @@ def _entries(plan: _Plan, form: _Form, own: _Own, columns: list[Sequence[int]], 
         end = start + nbytes
     if at != len(sizes):
         raise DamagedError(f"{where}: layout: more sizes than dimensions")
+
+
+def _placement(form: _Form, number: int, where: str) -> Placed:
+    if number == _NOWHERE:
+        raise DamagedError(f"{where}: layout: a box by the placement of a tensor that has none")
+    return form.placements[number - 1]
 
 
 def _sizes(own: _Own) -> list[int]:

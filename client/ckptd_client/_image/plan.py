@@ -236,7 +236,7 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     image = make_image(boxes, rank=rank, world_size=world_size, dual=dual)
     aliases = {flat.names[tied]: flat.names[source] for tied, source in ties if source in kept}
     held_alike = _held_alike(flat, ranks, kept - set(rows), world_size)
-    layout = _layout(image, flat, aliases, held_alike, {i: shard for i, shard in shards.items() if i not in tied})
+    layout = _layout(image, flat, aliases, held_alike, _spread(image, flat, shards, tied, ranks))
     return Plan(
         structure=flat.structure,
         names=flat.names,
@@ -264,21 +264,29 @@ def make_plan(  # noqa: PLR0913 - keyword-only
 
 
 def _layout(
-    image: Image, flat: Flat, aliases: dict[str, str], held_alike: dict[str, list[str]], shards: Mapping[int, Shard]
+    image: Image, flat: Flat, aliases: dict[str, str], held_alike: dict[str, list[str]], spread: Spread
 ) -> bytes:
-    """The encoded layout. shards: of all tensors but tied ones. Raises UsageError if readers would refuse it."""
+    """The encoded layout. Raises UsageError if readers would refuse it."""
     paths = dict(zip(flat.names, flat.paths, strict=True))
+    made = make_layout(image, paths=paths, aliases=aliases, held_alike=held_alike)
+    layout = encode_layout(made, spread)
+    check_readable(layout, made.tensors)
+    return layout
+
+
+def _spread(
+    image: Image, flat: Flat, shards: Mapping[int, Shard], tied: set[int], replicas: Mapping[int, tuple[int, ...]]
+) -> Spread:
+    """How the state is spread over the ranks. shards: of all tensors; replicas: ranks by position."""
+    shards = {i: shard for i, shard in shards.items() if i not in tied}
     here = {box.name for box in image.boxes}
     absent = [
         Planned(flat.names[i], shard.code, shard.global_shape)
         for i, shard in shards.items()
         if flat.names[i] not in here
     ]
-    placements = placements_of((flat.names[i], flat.values[i]) for i in shards if flat.names[i] in here)
-    made = make_layout(image, paths=paths, aliases=aliases, held_alike=held_alike)
-    layout = encode_layout(made, Spread(absent, *placements))
-    check_readable(layout, made.tensors)
-    return layout
+    alike = {flat.names[i]: held for i, held in replicas.items()}
+    return Spread(absent, *placements_of(((flat.names[i], flat.values[i]) for i in shards), alike, image.rank))
 
 
 def _check_same(found: Layout, tensors: Sequence[TensorEntry]) -> None:

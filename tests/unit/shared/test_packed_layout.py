@@ -31,7 +31,7 @@ RANKS, TENSORS = 16, 40
 
 def a_layout(rank, *, ranks=RANKS, placed=True, shift=0):
     """Of tensors that are cut along rows, but for the last, which each rank has whole. shift: of every box."""
-    mesh = Mesh((ranks,), (rank,))
+    mesh = Mesh((ranks,), (rank,), tuple(range(ranks)))
     entries, paths, at = [], {}, 4096
     for number in range(TENSORS):
         name = f"model.layers.{number}.weight"
@@ -45,7 +45,7 @@ def a_layout(rank, *, ranks=RANKS, placed=True, shift=0):
         at += nbytes + 100
     present = {entry.name for entry in entries}
     shapes = {f"model.layers.{n}.weight": (ranks * (1 + n % 3) - n % 2, 8) for n in range(TENSORS)}
-    cuts = {name: Placed(0, (REPLICATED if name.endswith(f".{TENSORS - 1}.weight") else 0,)) for name in present}
+    cuts = {name: Placed(0, (REPLICATED if name.endswith(f".{TENSORS - 1}.weight") else 0,)) for name in shapes}
     layout = lay.Layout(
         version=lay.VERSION, file=file_name(rank), rank=rank, world_size=ranks, header_nbytes=4096, image_nbytes=at,
         plan_id="p", tensors=entries, paths=paths, aliases={},
@@ -139,7 +139,7 @@ def with_form(parts, count):
     steps = bytes([1, 2]) + bytes(count - 1)
     said = {"version": lay.VERSION, "count": count, "meshes": [[1]], "placements": [[0, [0]]]}
     head = msgspec.msgpack.encode(said | {"pad": os.urandom(780_000)})
-    return parts._replace(form=squeezed([head, steps, one, b"\x01", zero, zero, zero]))
+    return parts._replace(form=squeezed([head, steps, one, b"\x01", zero, zero, zero, column([1] * TENSORS)]))
 
 
 def test_a_form_of_more_boxes_than_its_tensors_can_have_is_refused_before_one_is_made():
@@ -160,7 +160,8 @@ def many_empty(count, dims, *, files, steps):
     plan = squeezed([msgspec.msgpack.encode({"version": lay.VERSION, "tensors": tensors, "paths": paths})])
     head = {"version": lay.VERSION, "count": count, "meshes": [[1]], "placements": [[0, [REPLICATED]]]}
     zero, one = column([0] * count), column([1] * count)
-    form = squeezed([msgspec.msgpack.encode(head), column(signed(steps)), one, column([]), zero, zero, zero])
+    lies = column([1] * len(tensors))
+    form = squeezed([msgspec.msgpack.encode(head), column(signed(steps)), one, column([]), zero, zero, zero, lies])
     own = {
         "version": lay.VERSION, "rank": 0, "world_size": 1, "header_nbytes": 4096, "image_nbytes": 4096 * files,
         "plan_id": "", "places": [[0]], "parts": [[4096, 4096]] * files,
