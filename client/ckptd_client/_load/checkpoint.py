@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId
@@ -239,14 +239,16 @@ def open_arena(  # noqa: PLR0913 - a slot's identity
     )
 
 
-def open_segments(segments: MemorySegments, order: LoadFrom, job: JobKey, integrity: Integrity = XXH3) -> Checkpoint:
-    """A staged checkpoint whose segments lie in the memory of nodes. It owns segments.
+def open_segments(
+    segments: MemorySegments, order: LoadFrom, ranks: Iterable[int], job: JobKey, integrity: Integrity = XXH3
+) -> Checkpoint:
+    """The images of these ranks of a staged checkpoint whose segments lie in the memory of nodes. It owns segments.
 
     Raises LackingError, DamagedError, OSError.
     """
     assert order.save is not None  # noqa: S101 - the caller has checked
     return Checkpoint(
-        segments.describe(range(order.saved_by)),
+        segments.describe(ranks),
         save=order.save,
         tier=order.tier,
         stored=open_files(f"{job.store}/{job.job}/{order.save.dirname}", integrity),

@@ -287,7 +287,7 @@ def _home(name: str, flat: Flat, saves: Saves, *, where: str) -> torch.Tensor:
         hint = "load with the release of torch that saved it"
         raise RestoreError(f"{text}, which this torch does not have", hint=hint)
     shape, dtype = boxes[0].entry.global_shape, DTYPE_OF[boxes[0].entry.dtype]
-    like = _parameter(saves.paths[name], flat)
+    like = parameter_of(saves.paths[name], flat)
     if like is not None and tuple(like.shape) == shape:
         return torch.empty_like(like, dtype=dtype, requires_grad=False)
     place = f"{where}: {format_path(saves.paths[name])}"
@@ -299,7 +299,7 @@ def _home(name: str, flat: Flat, saves: Saves, *, where: str) -> torch.Tensor:
         raise DamagedError(f"{place} has the impossible shape {list(shape)[:8]}") from error
 
 
-def _parameter(path: Path, flat: Flat) -> torch.Tensor | None:
+def parameter_of(path: Path, flat: Flat) -> torch.Tensor | None:
     """The parameter of an entry of a torch optimizer's state: the entry gets its device and sharding."""
     for prefix, stateful in flat.statefuls:
         match path[len(prefix) :] if within(path, prefix) else ():

@@ -12,10 +12,11 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.arena_paths import PARTIAL_SUFFIX
 from ckptd.shared.format.byte_ranges import RANGE_NBYTES, Ranges, merged, packed, without
 from ckptd.shared.format.integrity import XXH3, Integrity
+from ckptd.shared.format.packed_layout import Parts, parted
 from ckptd.shared.protocol.messages import AskSegments, DropSegments, Reply, Request, SegmentsHere
 from ckptd.shared.protocol.segments import Wanted
 from ckptd_client._load.image_ranges import Images, ReadAt
-from ckptd_client._load.reader import Source, Target, open_slot, reopened
+from ckptd_client._load.reader import Source, Target, layout_of, open_slot, reopened
 
 Ask = Callable[[Callable[[int], Request], float | None], Reply]
 _MOST_RANGES = 32_768  # of one request, which has a mebibyte at most
@@ -56,6 +57,13 @@ class MemorySegments:
                 source.close()
                 self._described[rank] = source.closed(holes=self._names[rank].endswith(PARTIAL_SUFFIX))
         return {rank: self._described[rank] for rank in ranks}
+
+    def layout_parts(self, rank: int) -> Parts:
+        """The layout of a rank that is described, encoded."""
+        with self.lacking(rank):
+            path = self._path(rank)
+            raw = layout_of(path, self._job, self._save, rank, self._integrity)
+            return parted(raw, path)
 
     def pull(self, targets: Mapping[int, Iterable[Target]]) -> None:
         """Has the bytes of these targets of ranks that are described."""
@@ -130,9 +138,8 @@ class MemorySegments:
 
     def release(self) -> None:
         """Nothing is read any more: the daemon gives back what it had pulled. Raises nothing."""
-        if any(source.holes for source in self._described.values()):
-            with contextlib.suppress(CkptdError), self._lock:
-                self.ask(lambda seq: DropSegments(seq=seq, save=self._save), time.monotonic() + _GOODBYE_S)
+        with contextlib.suppress(CkptdError), self._lock:
+            self.ask(lambda seq: DropSegments(seq=seq, save=self._save), time.monotonic() + _GOODBYE_S)
 
 
 @contextlib.contextmanager

@@ -139,6 +139,15 @@ def open_slot(path: str, job: JobKey, save: SaveId, rank: int, integrity: Integr
         raise
 
 
+def layout_of(path: str, job: JobKey, save: SaveId, rank: int, integrity: Integrity = XXH3) -> bytes:
+    """The encoded layout in a slot, or in a partial segment. Raises DamagedError, OSError."""
+    fd = open_regular(path)
+    try:
+        return _part(fd, path, _checked_seal(fd, path, (job, save, rank), integrity), "layout", integrity)
+    finally:
+        os.close(fd)
+
+
 def reopened(described: Source, path: str, job: JobKey, save: SaveId, rank: int) -> Source:
     """A slot, or a partial segment, of which all but the bytes of its image is known. Raises DamagedError, OSError."""
     fd = open_regular(path)

@@ -26,6 +26,7 @@ from ckptd_client._load.checkpoint import Checkpoint, open_arena, open_directory
 from ckptd_client._load.fit import Fit, fit
 from ckptd_client._load.image_ranges import images_in
 from ckptd_client._load.memory import LackingError, MemorySegments
+from ckptd_client._load.pulled_fit import fit_pulled
 from ckptd_client._load.reader import (
     Source,
     check_files,
@@ -178,7 +179,9 @@ def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
 
 def _read(link: Link, state: dict[str, Any], order: LoadFrom, *, strict: bool) -> Segment:
     assert order.save is not None  # noqa: S101 - the caller has checked
-    if order.whole or order.saved_by:
+    if order.saved_by:
+        return _read_pulled(link, state, order, order.save, strict=strict)
+    if order.whole:
         return _read_whole(link, state, order, order.save, strict=strict)
     if order.tier is not Tier.PFS:
         return _read_slot(link, state, order, order.save, strict=strict)
@@ -196,10 +199,14 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom, *, strict: bool) -
 def _find(link: Link, order: LoadFrom, ask: Ask) -> Checkpoint:
     assert order.save is not None  # noqa: S101 - the caller has checked
     if order.saved_by:
-        found = _open_segments(link, order, order.save)
-        assert found.segments is not None  # noqa: S101 - it was opened with them
-        found.segments.ask = ask
-        return found
+        segments = _segments(link, order.save)
+        try:
+            every = open_segments(segments, order, range(order.saved_by), link.job, link.settings.integrity)
+        except BaseException:
+            segments.release()
+            raise
+        segments.ask = ask
+        return every
     if order.tier is not Tier.PFS:
         return _open_arena(link, order, order.save)
     if not order.path:
@@ -222,21 +229,25 @@ def _open_arena(link: Link, order: LoadFrom, save: SaveId, *, complete: bool = T
     )  # fmt: skip
 
 
-def _open_segments(link: Link, order: LoadFrom, save: SaveId) -> Checkpoint:
-    """The images that lie in the memory of nodes."""
-    integrity = link.settings.integrity
-    segments = MemorySegments(link.ask, link.slots.directory, link.job, save, integrity)
+def _segments(link: Link, save: SaveId) -> MemorySegments:
+    """Of the images that lie in the memory of nodes."""
+    return MemorySegments(link.ask, link.slots.directory, link.job, save, link.settings.integrity)
+
+
+def _read_pulled(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId, *, strict: bool) -> Segment:
+    """Reads what this rank needs of images that lie in the memory of nodes."""
+    segments = _segments(link, save)
     try:
-        return open_segments(segments, order, link.job, integrity)
-    except BaseException:
+        found, fitted = fit_pulled(link, segments, order, state, strict=strict)
+        segments.pull(fitted.targets)  # what lacks is had in another way for all ranks
+        return _filled(found, fitted)
+    finally:
         segments.release()
-        raise
 
 
 def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId, *, strict: bool) -> Segment:
-    """Reads what this rank needs of all images: from the slots of this node, or from the memory of nodes."""
-    group = link.group
-    found = _open_segments(link, order, save) if order.saved_by else _open_arena(link, order, save, complete=False)
+    """Reads what this rank needs of all images from the slots of this node."""
+    found, group = _open_arena(link, order, save, complete=False), link.group
     try:
         like = group.rank if group.rank in found.leaves else min(found.leaves)
         leaves = found.leaves
@@ -246,15 +257,17 @@ def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId
         )  # fmt: skip
         where = f"step {save.step} of job {link.job.job}, in memory"
         fitted = fit(state, saves, where=where, pickle_keys=link.settings.pickle_keys, strict=strict)
-        if found.segments is not None:
-            found.segments.pull(fitted.targets)  # what lacks is had in another way for all ranks
-        found.read_all(fitted.targets)
-        fitted.settle()
-        fitted.compare(found.images)
-        notes = notes_of(fitted.taken, found.attestations)
+        return _filled(found, fitted)
     finally:
         found.close()
-    return Segment(save, order.tier, fitted, fitted.nbytes, tuple(notes))
+
+
+def _filled(found: Checkpoint, fitted: Fit) -> Segment:
+    found.read_all(fitted.targets)
+    fitted.settle()
+    fitted.compare(found.images)
+    notes = notes_of(fitted.taken, found.attestations)
+    return Segment(found.save, found.tier, fitted, fitted.nbytes, tuple(notes))
 
 
 def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId, *, strict: bool) -> Segment:
