@@ -15,7 +15,7 @@ from ckptd.shared.format import arena_paths, rank_file
 from ckptd.shared.format.slot import Seal, SlotState
 from ckptd.shared.protocol import messages as m
 from ckptd.shared.protocol.topology import Rendezvous
-from tests.slots import write_slot
+from tests.slots import Slot, write_slot
 
 _R = TypeVar("_R")
 _HOLDS_LOCK = """
@@ -131,16 +131,21 @@ class Rank:
 
     def _make(self, save: SaveId) -> "Segment":
         """The segment of that save, which is the same each time."""
+        made, content = self._made_by(self.rank, save, self._world_size)
+        return Segment(save, made.seal, content)
+
+    def _made_by(self, rank: int, save: SaveId, world_size: int) -> tuple[Slot, bytes]:
+        """What a rank makes for the save, and the bytes of its slot. Its file is gone."""
         path = os.path.join(self._directory, f"made-{self.rank}")
-        noise = random.Random(f"{self.rank} {save.step}").randbytes(self._saving.nbytes // 4 * 4)
+        noise = random.Random(f"{rank} {save.step}").randbytes(self._saving.nbytes // 4 * 4)
         made = write_slot(
-            path, self._job, save, {"weight": ("F32", (len(noise) // 4,), noise)}, rank=self.rank,
-            world_size=self._world_size, state=SlotState.SEALED,
+            path, self._job, save, {"weight": ("F32", (len(noise) // 4,), noise)}, rank=rank, world_size=world_size,
+            state=SlotState.SEALED,
         )  # fmt: skip
         with open(path, "rb") as file:
             content = file.read()
         os.unlink(path)
-        return Segment(save, made.seal, content)
+        return made, content
 
     def hand_over(self) -> None:
         """Stages what was made. Blocks until that is done."""

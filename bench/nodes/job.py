@@ -13,6 +13,7 @@ import zmq
 from bench.large.daemon import RealDaemon, Sample
 from bench.large.plan import node_name
 from bench.large.rank import Rank, Saving, until
+from bench.nodes.other_world import ResizedRank, moved
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import messages as m
@@ -52,7 +53,7 @@ class RealJob:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         job = JobKey(str(store), "nodes")
         self.ranks = [
-            Rank(self._context, daemon.arena, rank, job, Saving(shape.nbytes, _CADENCE))
+            ResizedRank(self._context, daemon.arena, rank, job, Saving(shape.nbytes, _CADENCE))
             for rank, daemon in enumerate(self.daemons)
         ]
         self._session = 0
@@ -122,6 +123,25 @@ class RealJob:
                 raise RuntimeError(f"rank {rank.rank} has not read what it saved as step {KEPT}")
             tiers[rank.loaded.tier] = tiers.get(rank.loaded.tier, 0) + 1
         return tiers
+
+    # --- another world
+
+    def shrink(self, count: int) -> None:
+        """The next session has the first ranks alone. The other nodes stay, with what lies in their memory."""
+        for rank in self.ranks[count:]:
+            rank.close()
+        self.ranks = self.ranks[:count]
+
+    def pulled(self) -> int:
+        """Bytes that all daemons have pulled so far."""
+        return moved([Path(f"{daemon.arena}.log") for daemon in self.daemons])
+
+    def check_shares(self) -> int:
+        """Bytes that ranks needed of other nodes. Raises RuntimeError unless each has its share of the last save."""
+        for rank in self.ranks:
+            if rank.loaded is None or rank.loaded.save.step != KEPT or rank.loaded.tier is m.Tier.PFS:
+                raise RuntimeError(f"rank {rank.rank} has not read its share of step {KEPT} from memory")
+        return sum(rank.needed for rank in self.ranks)
 
     # --- losses
 

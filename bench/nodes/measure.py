@@ -10,6 +10,7 @@ from bench.nodes.job import DRAINED, KEPT, RealJob, Shape
 from ckptd.shared.protocol.messages import Milestone, Tier
 
 RSS_BAR_MIB, IDLE_BAR_PERCENT = 60.0, 0.2  # of a daemon that coordinates nothing
+MOVED_BAR = 1.05  # times what ranks of another world need
 
 
 class Row(NamedTuple):
@@ -59,6 +60,13 @@ def run(base: Path, store: Path, shape: Shape, *, idle_s: float = 20.0, show: Ca
         tiers, rebuilt = job.compare(), {Tier.ARENA: len(job.ranks) - len(lost), Tier.REBUILT: len(lost)}
         if tiers != rebuilt:
             raise RuntimeError(f"ranks have read from {_text(tiers)}, and should have from {_text(rebuilt)}")
+        fewer = max(1, 3 * shape.nodes // 4)
+        job.shrink(fewer)
+        timed(f"connect of {fewer} ranks", job.connect)
+        timed(f"load of {fewer} ranks", job.load, "each its share of what all saved, from the nodes that have it")
+        needed = job.check_shares()
+        note = f"of {needed / 2**20:.1f} MiB that ranks needed of other nodes"
+        add(Row("bytes moved", job.pulled() / needed, "times", note, MOVED_BAR))
     return rows
 
 

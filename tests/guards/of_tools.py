@@ -132,7 +132,7 @@ _REAL_NODES = (
     _nodes_row(
         "real-nodes-load-from-memory", f"{_COORDINATOR}locations.py",
         "if here and (save, Tier.ARENA, rank) not in damaged:", "if False:",
-        "real_nodes.py::test_one_of_eight_real_nodes_is_lost_and_all_load_from_memory",
+        "real_nodes.py::test_two_of_twelve_real_nodes_are_lost_and_all_load_from_memory_and_then_fewer_ranks",
     ),
     _nodes_row(
         "real-nodes-compare-bits", "bench/nodes/job.py",
