@@ -35,7 +35,7 @@ from ckptd.shared.protocol.publication import MAX_INTENTS, Intent
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
 from ckptd.store.facts import CommitOutcome, Committer, OpenedStore, Scan, Taker
 
-VERSION = 4
+VERSION = 5
 DAEMON, WORKER = "the daemon", "its store worker"
 MAX_FRAME_NBYTES = 2 << 30
 _LENGTH = struct.Struct("<I")

@@ -20,6 +20,8 @@ import msgspec
 from msgspec import inspect
 
 from ckptd.peers import packets
+from ckptd.shared.format.rank_members import members_of
+from ckptd.shared.format.replica_attestations import Attestation, Where
 from ckptd.shared.protocol import node_facts, node_messages
 from ckptd.shared.protocol.rank_sets import RankRun
 from ckptd.shared.protocol.tier_runs import TierRun
@@ -37,6 +39,8 @@ VALUES: dict[type[Any], dict[str, Any]] = {  # where the type does not say all
     Rendezvous: {"ticket": bytes(range(32))},
     RankRun: {"first": 3, "count": 5, "step": 2},
     TierRun: {"first": 3, "count": 5},
+    Attestation: {"members": members_of(range(3, 8, 2))},
+    Where: {"members": members_of(range(3, 8, 2))},
     node_facts.StagedSegment: {"rank": 3},  # of as many as the message says
     node_facts.HeldSegment: {"rank": 3},
     packets.Envelope: {"version": packets.VERSION},

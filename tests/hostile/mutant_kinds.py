@@ -320,7 +320,7 @@ def slot_seal(chance: random.Random, path: pathlib.Path) -> None:
     _, sequence, seal = decode_seals(bytes(data[-SEALS_NBYTES:]))
     raw = mutated(chance, forge.plain(seal))
     body = to_msgpack(raw)[:4060]
-    head = (b"CKPTDSL3" + (sequence + 1).to_bytes(8, "little") + len(body).to_bytes(4, "little") + body).ljust(
+    head = (b"CKPTDSL4" + (sequence + 1).to_bytes(8, "little") + len(body).to_bytes(4, "little") + body).ljust(
         4080, b"\0"
     )
     data[-SEALS_NBYTES:] = (head + digest(head)) * 2

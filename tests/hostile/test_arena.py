@@ -151,7 +151,7 @@ def test_a_daemon_starts_over_any_seal(tmp_path, arena, slot):
     with open(os.path.join(directory, arena_paths.rank_file_name(3, "deep")), "wb") as file:
         file.write(b'{"x":' + b"[" * 8000)
     for number, (name, body) in enumerate(BODIES.items(), start=2):
-        head = (b"CKPTDSL3" + (9).to_bytes(8, "little") + len(body).to_bytes(4, "little") + body).ljust(4080, b"\0")
+        head = (b"CKPTDSL4" + (9).to_bytes(8, "little") + len(body).to_bytes(4, "little") + body).ljust(4080, b"\0")
         with open(os.path.join(directory, arena_paths.slot_name(number, 1)), "wb") as file:
             file.write(bytes(8192) + 2 * (head + digest(head)))
             assert name

@@ -76,11 +76,11 @@ class SaveTruth:
         if rank not in self.said:
             self.said[rank] = attestations
             for attestation in attestations:
-                self.replicas.setdefault(attestation.replicas, set()).add(rank)
+                self.replicas.setdefault(attestation.members, set()).add(rank)
 
     def needed(self, rank: int) -> set[int]:
         """Whose images have a part of what the rank holds."""
-        return {rank}.union(*(self.replicas[said.replicas] for said in self.said.get(rank, ())))
+        return {rank}.union(*(self.replicas[said.members] for said in self.said.get(rank, ())))
 
     def members(self, epoch: int) -> Members:
         """Of each set that was encoded in the epoch: arenas with its chunks, and how many losses it bears."""

@@ -17,6 +17,7 @@ from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.dtypes import itemsize
 from ckptd.shared.format.layout import Layout, TensorEntry, box_nbytes, contiguous_strides
 from ckptd.shared.format.placement import Shape
+from ckptd.shared.format.tensor_holders import FirstHolders
 
 PIECE_NBYTES = 4 << 20  # at most, of what is read and of what is written
 _FILES_NAMED = 4
@@ -90,14 +91,16 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 def whole_tensors(layouts: Sequence[Layout], names: Container[str]) -> dict[str, Tensor]:
     """The tensors of these names, in the order of the ranks' images. Tied names have the same one.
 
-    A box that several ranks have is taken from the first; a tied name has on each rank the box of its holder there.
+    A box that several ranks have is taken from the first; of tensors of one name that parts of the job hold, each its
+    own, that of the first; a tied name has on each rank the box of its holder there.
     Raises DamagedError, naming tensor and files, when ranks disagree about a tensor or when the boxes leave a gap or
     overlap.
     """
     found: dict[str, list[tuple[int, TensorEntry]]] = {}
+    first = FirstHolders()
     for index, layout in enumerate(layouts):
         for name, entry in _entries(layout):
-            if name in names:
+            if name in names and first.takes(layout, name):
                 found.setdefault(name, []).append((index, entry))
     by_boxes: dict[tuple[Box, ...], Tensor] = {}
     tensors: dict[str, Tensor] = {}

@@ -10,7 +10,7 @@ from ckptd.core.coordinator.save_record import Record, few
 from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.protocol.messages import Tier
-from ckptd.shared.protocol.rank_sets import ranks_of, runs_of
+from ckptd.shared.protocol.rank_sets import ranks_of
 
 WHERE = {
     Tier.ARENA: "in memory",
@@ -57,8 +57,7 @@ class Round:
     def begin_gather(self, job: JobKey, node: str, record: Record, nodes: Iterable[str]) -> Action:
         """Has every node copy what its ranks need: one order for all."""
         self.attempts += 1
-        sets = tuple(runs_of(ranks) for ranks in record.sets)
-        self.gather = ev.GatherOrdered(job=job, node=node, save=record.save, attempt=self.attempts, sets=sets)
+        self.gather = ev.GatherOrdered(job=job, node=node, save=record.save, attempt=self.attempts)
         self.gathered, self.gathering, self.copied, self.gaps = record.save, set(nodes), set(), set()
         return ToNode(job=job, message=self.gather)
 

@@ -63,14 +63,6 @@ class Record:
         return compared(self.attestations)
 
     @property
-    def sets(self) -> list[tuple[int, ...]]:
-        """The sets of ranks that saved slices of what they all hold."""
-        found: dict[tuple[bytes, int], list[int]] = {}
-        for rank, said in sorted(self._binding.items()):
-            for one in said:
-                found.setdefault((one.replicas, one.count), []).append(rank)
-        return [tuple(ranks) for ranks in found.values()]
-
     @property
     def end(self) -> End | None:
         """How it ended, if it has."""

@@ -1,10 +1,11 @@
 """Segments of other nodes' ranks that this node copies for one load, by a rule: each lies where its rank runs. Pure.
 
-The order names the sets of ranks that saved slices of what they all hold, the same for all nodes. From it and the
-topology each node knows which segments its ranks need, and copies those that it lacks from the nodes of their ranks.
-The coordinator receives one report. The copies go when the load is agreed: they are where they were. Those of a load
-that is refused stay until another is agreed, something newer is staged or memory is short, and a coordinator that asks
-what lies here receives them in the report: their own node may be lost.
+The order is the same for all nodes, whatever their number. The seals of the segments of a node's ranks name the ranks
+that saved slices of what they hold alike. From these and the topology each node knows which segments its ranks need,
+and copies those that it lacks from the nodes of their ranks. The coordinator receives one report. The copies go when
+the load is agreed: they are where they were. Those of a load that is refused stay until another is agreed, something
+newer is staged or memory is short, and a coordinator that asks what lies here receives them in the report: their own
+node may be lost.
 """
 
 from ckptd.core import events as ev
@@ -16,8 +17,9 @@ from ckptd.core.node.ranks import LocalRanks
 from ckptd.core.node.slots import SlotTable
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey
+from ckptd.shared.format.rank_members import ranks_in
 from ckptd.shared.protocol.messages import Tier
-from ckptd.shared.protocol.rank_sets import joined_with, runs_of
+from ckptd.shared.protocol.rank_sets import runs_of
 
 
 class Gathering(Fetching):
@@ -47,8 +49,10 @@ class Gathering(Fetching):
         self._order = order
         topology, own, world_size = self._membership.topology, set(self._ranks.admitted), self._ranks.world_size
         homes = [topology.peers[index].node for index in topology.homes] if topology is not None else []
-        here = {slot.rank for slot in self._slots.holding(order.save) if not slot.unreadable}
-        needed = joined_with(order.sets, own, world_size)
+        slots = self._slots.holding(order.save)
+        here = {slot.rank for slot in slots if not slot.unreadable}
+        sets = {said.members for s in slots if s.rank in own for said in s.attestations if not said.only_told}
+        needed = own.union(rank for members in sets for rank in ranks_in(members) if rank < world_size)
         self._copied = len(needed - own)
         actions: list[Action] = []
         for rank in sorted(needed - here):

@@ -115,6 +115,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Names of tensors that other ranks hold too and saved in full as well, by how the ranks hold them: empty where each
     # holds all, else a text that is the same where each holds the same boxes. A reader must not blend such ranks.
     held_alike: dict[str, list[str]] = {}
+    # By tensor the ranks that hold it together, as rank_members has them, where they are a part of the job: other ranks
+    # may have another tensor of the name.
+    holders: dict[str, bytes] = {}
 
     @property
     def raw(self) -> bool:

@@ -50,12 +50,14 @@ from ckptd.shared.format.placement import (
     position,
     strides_of,
 )
+from ckptd.shared.format.rank_members import NOBODY, check_members
 
 _COLUMNS = 7  # of a form: tensor, whether its placement, sizes, gap, head, tail; placement of each planned tensor
 _HEADS = 4
 _MOST_DIMS = 16 << 20  # of all boxes of a rank together
 _MOST_FORMS_NBYTES = 64 << 20  # that are kept
 _PLACEMENT_NBYTES = 200  # in memory
+_Members = Annotated[bytes, msgspec.Meta(max_length=8 << 20)]
 _EXPLICIT, _PLACED = 0, 1  # a box whose offsets stand in the own part, and one that its tensor's placement gives
 _NOWHERE = 0  # the placement of a tensor that lies on no mesh; others are numbered from 1
 
@@ -72,6 +74,8 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int
     tensors: Annotated[list[Planned], msgspec.Meta(max_length=MAX_TENSORS)]  # in the order of the state
     paths: dict[str, Path]
+    # Of each tensor which of the own part's sets of holders; 0: all ranks, or not known.
+    held_by: list[Annotated[int, msgspec.Meta(ge=0)]] = []
 
 
 class _Form(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -96,6 +100,7 @@ class _Own(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     names: Annotated[list[TrainerFile], msgspec.Meta(max_length=MAX_PARTS)] = []
     saved_for: SavedFor | None = None
     held_alike: dict[str, list[str]] = {}
+    holders: Annotated[list[_Members], msgspec.Meta(max_length=MAX_MESHES)] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -132,8 +137,11 @@ _BY_THE_BOXES = Spread()
 def encode_layout(layout: Layout, spread: Spread = _BY_THE_BOXES) -> bytes:
     """Encoded form. Boxes must have as many offsets and sizes as their tensors dimensions."""
     planned = _planned(layout, spread.absent)
-    plan = _Plan(version=layout.version, tensors=planned, paths=layout.paths)
-    form, own = _boxes(layout, spread, planned)
+    sets = list(dict.fromkeys(layout.holders[one.name] for one in planned if one.name in layout.holders))
+    numbers = {members: number for number, members in enumerate(sets, 1)}
+    held_by = [numbers.get(layout.holders.get(one.name, NOBODY), 0) for one in planned] if sets else []
+    plan = _Plan(version=layout.version, tensors=planned, paths=layout.paths, held_by=held_by)
+    form, own = _boxes(layout, spread, planned, sets)
     return joined(Parts(squeezed([_encoder.encode(plan)]), form, _encoder.encode(own)))
 
 
@@ -144,7 +152,7 @@ def _planned(layout: Layout, absent: Sequence[Planned]) -> list[Planned]:
     return sorted(found, key=lambda one: order.get(one.name, len(order)))
 
 
-def _boxes(layout: Layout, spread: Spread, planned: Sequence[Planned]) -> tuple[bytes, _Own]:
+def _boxes(layout: Layout, spread: Spread, planned: Sequence[Planned], holders: list[bytes]) -> tuple[bytes, _Own]:
     index = {one: number for number, one in enumerate(planned)}
     tensors, how, gaps, heads, tails = [], [], [], [], []
     sizes: list[int] = []
@@ -180,7 +188,7 @@ def _boxes(layout: Layout, spread: Spread, planned: Sequence[Planned]) -> tuple[
         image_nbytes=layout.image_nbytes, plan_id=layout.plan_id,
         offsets=squeezed([column(offsets)]) if offsets else b"", places=[mesh.place for mesh in spread.meshes],
         aliases=layout.aliases, parts=layout.parts, names=layout.names, saved_for=layout.saved_for,
-        held_alike=layout.held_alike,
+        held_alike=layout.held_alike, holders=holders,
     )  # fmt: skip
     return squeezed([_encoder.encode(form), *map(column, columns)]), own
 
@@ -235,6 +243,7 @@ class Known:
     def __init__(self) -> None:
         self._plans: dict[bytes, _Plan] = {}
         self._forms: dict[bytes, tuple[_Form, list[bytes]]] = {}
+        self._holders: dict[tuple[object, ...], dict[str, bytes]] = {}  # by the plan, and its sets
         self._nbytes = 0  # of the forms
 
     def plan(self, data: bytes, where: str) -> _Plan:
@@ -242,6 +251,13 @@ class Known:
         if data not in self._plans:
             self._plans[data] = _plan_in(data, where)
         return self._plans[data]
+
+    def holders(self, plan: _Plan, sets: Sequence[bytes], where: str) -> dict[str, bytes]:
+        """By tensor; likewise. plan: from here."""
+        key = (id(plan), *sets)
+        if key not in self._holders:
+            self._holders[key] = _holders_in(plan, sets, where)
+        return self._holders[key]
 
     def form(self, data: bytes, where: str) -> tuple[_Form, list[bytes]]:
         """With its columns; likewise."""
@@ -265,7 +281,7 @@ def layout_in(parts: Parts, *, where: str, known: Known) -> Layout:
         version=own.version, file=file_name(own.rank), rank=own.rank, world_size=own.world_size,
         header_nbytes=own.header_nbytes, image_nbytes=own.image_nbytes, plan_id=own.plan_id, tensors=entries,
         paths=plan.paths, aliases=own.aliases, parts=own.parts, names=own.names, saved_for=own.saved_for,
-        held_alike=own.held_alike,
+        held_alike=own.held_alike, holders=known.holders(plan, own.holders, where),
     )  # fmt: skip
     return checked(layout, where)
 
@@ -295,6 +311,19 @@ def lying(parts: Parts, *, where: str, known: Known) -> Lying:
         raise DamagedError(f"{where}: layout: a placement on no mesh, or a mesh of no ranks")
     tensors = {one.name: one for one in plan.tensors}
     return Lying(own.rank, own.world_size, meshes, form.ranks, tensors, placed)
+
+
+def _holders_in(plan: _Plan, sets: Sequence[bytes], where: str) -> dict[str, bytes]:
+    """By tensor. Raises DamagedError."""
+    if len(plan.held_by) not in {0, len(plan.tensors)} or max(plan.held_by, default=0) > len(sets):
+        raise DamagedError(f"{where}: layout: tensors of holders that are none of its {len(sets)} sets")
+    for members in sets:
+        try:
+            check_members(members)
+        except ValueError as error:
+            raise DamagedError(f"{where}: layout: {error}") from error
+    named = zip(plan.tensors, plan.held_by, strict=False)
+    return {one.name: sets[number - 1] for one, number in named if number}
 
 
 class Glance(NamedTuple):

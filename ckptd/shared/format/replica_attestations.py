@@ -13,13 +13,14 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from ckptd.shared.base.ids import MAX_RANKS
+from ckptd.shared.format.rank_members import MAX_MEMBERS_NBYTES, NOBODY, check_members, count_of, ranks_in
 
 MAX_ATTESTATIONS = 16  # sets of replicas that a rank is of
 SUM_NBYTES = 8
 MAX_SHARED_PARTS = 32  # of the replicated tensors of a rank, in all its sets
 PART_NBYTES = 4
 _Sum = Annotated[bytes, msgspec.Meta(min_length=SUM_NBYTES, max_length=SUM_NBYTES)]
+_Members = Annotated[bytes, msgspec.Meta(max_length=MAX_MEMBERS_NBYTES)]
 
 # The first byte of Attestation.content: of which bytes the others are a digest.
 WHOLE = b"a"  # of all, made by hosts
@@ -30,18 +31,21 @@ NOTHING = b"n"  # of none: what could not be compared
 
 
 class Attestation(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's record of the tensors that it holds as some others do.
+    """One rank's record of the tensors that it holds as some others do: any ranks of the job, named in ``members``.
 
     ``parts`` is there when all bytes were looked at: digests of PART_NBYTES each, of runs of tensors in their order.
     ``only_told``: the images are whole without it, so a save whose replicas differ stands, and its record says so.
     """
 
-    replicas: _Sum  # of the ranks' numbers
-    count: Annotated[int, msgspec.Meta(ge=2, le=MAX_RANKS)]  # of the ranks
+    members: _Members  # of the set, this rank among them; nobody where they are not known
     cut: _Sum  # of names, dtypes and local shapes, in their order: the replicas' cuts follow from it
     content: _Sum  # of the bytes that were looked at this time; the first byte says which those are
     parts: Annotated[bytes, msgspec.Meta(max_length=MAX_SHARED_PARTS * PART_NBYTES)] = b""
     only_told: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for members that no job has."""
+        check_members(self.members)
 
     @property
     def of_all_bytes(self) -> bool:
@@ -52,7 +56,7 @@ class Attestation(msgspec.Struct, frozen=True, array_like=True):
 class Where(msgspec.Struct, frozen=True, array_like=True):
     """In which runs of the tensors of a set of replicas two of them differ."""
 
-    replicas: _Sum
+    members: _Members  # of the set
     parts: Annotated[
         tuple[Annotated[int, msgspec.Meta(ge=0, lt=MAX_SHARED_PARTS)], ...], msgspec.Meta(max_length=MAX_SHARED_PARTS)
     ]
@@ -80,11 +84,8 @@ _DOUBTS = {
 }
 
 
-def not_compared(world_size: int) -> Attestation:
-    """The attestation of a rank that holds what others may hold too, and cannot say how these compare."""
-    return Attestation(
-        bytes(SUM_NBYTES), max(2, world_size), bytes(SUM_NBYTES), NOTHING.ljust(SUM_NBYTES), only_told=True
-    )
+# Of a rank that holds what others may hold too, and cannot say how these compare.
+NOT_COMPARED = Attestation(NOBODY, bytes(SUM_NBYTES), NOTHING.ljust(SUM_NBYTES), only_told=True)
 
 
 def difference_of(attestations: Mapping[int, Sequence[Attestation]], *, complete: bool = True) -> Difference | None:
@@ -92,7 +93,7 @@ def difference_of(attestations: Mapping[int, Sequence[Attestation]], *, complete
 
     complete: False where those of some ranks may be missing: only those that are there are compared.
     """
-    for said_by in _sets(attestations).values():
+    for members, said_by in _sets(attestations).items():
         first = min(said_by)
         alone = [rank for rank, attestation in said_by.items() if attestation.only_told]
         if len(alone) == len(said_by):
@@ -109,10 +110,20 @@ def difference_of(attestations: Mapping[int, Sequence[Attestation]], *, complete
             if attestation.content != theirs.content:
                 text = f"ranks {other} and {rank} are no replicas: what should be equal on both differs"
                 return Difference(text, _where(theirs, attestation))
-        if complete and len(said_by) != said_by[first].count:
-            text = f"of {said_by[first].count} replicas only {len(said_by)} saved a slice, rank {first} among them"
+        if complete and (text := _absence(members, list(said_by))):
             return Difference(text)
     return None
+
+
+def _absence(members: bytes, said_by: list[int]) -> str:
+    """Why the ranks that said something of a set, which ascend, are not its members; empty when they are."""
+    count = count_of(members)
+    if len(said_by) < count:
+        return f"of {count} replicas only {len(said_by)} saved a slice, rank {said_by[0]} among them"
+    if len(said_by) > count or tuple(said_by) != ranks_in(members):
+        stranger = next(rank for rank in said_by if rank not in ranks_in(members))
+        return f"rank {stranger} saved a slice of what it does not hold with the others"
+    return ""
 
 
 def difference(attestations: Mapping[int, Sequence[Attestation]]) -> str:
@@ -147,11 +158,12 @@ def doubt(found: str) -> str:
     return _DOUBTS.get(Compared(found), "") if found in set(Compared) else _DOUBTS[Compared.WINDOW]
 
 
-def _sets(attestations: Mapping[int, Sequence[Attestation]]) -> dict[tuple[bytes, int], dict[int, Attestation]]:
-    sets: dict[tuple[bytes, int], dict[int, Attestation]] = {}
+def _sets(attestations: Mapping[int, Sequence[Attestation]]) -> dict[bytes, dict[int, Attestation]]:
+    """By members, what each rank said of the set."""
+    sets: dict[bytes, dict[int, Attestation]] = {}
     for rank, said in sorted(attestations.items()):
         for attestation in said:
-            sets.setdefault((attestation.replicas, attestation.count), {})[rank] = attestation
+            sets.setdefault(attestation.members, {})[rank] = attestation
     return sets
 
 
@@ -166,7 +178,7 @@ def _differ(said: Sequence[Attestation]) -> bool:
 def _is_proved(said: Sequence[Attestation]) -> bool:
     first = said[0]
     alike = all((attestation.cut, attestation.content) == (first.cut, first.content) for attestation in said)
-    return alike and first.of_all_bytes and len(said) == first.count
+    return alike and first.of_all_bytes and len(said) == count_of(first.members)
 
 
 def _where(one: Attestation, other: Attestation) -> Where | None:
@@ -174,4 +186,4 @@ def _where(one: Attestation, other: Attestation) -> Where | None:
         return None
     starts: Iterable[int] = range(0, len(one.parts), PART_NBYTES)
     parts = [i for i, at in enumerate(starts) if one.parts[at : at + PART_NBYTES] != other.parts[at : at + PART_NBYTES]]
-    return Where(one.replicas, tuple(parts)) if parts else None
+    return Where(one.members, tuple(parts)) if parts else None

@@ -11,7 +11,7 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.digest import DIGEST_NBYTES
 from ckptd.shared.format.integrity import DigestKind, Integrity, KeyId, Purpose
 
-VERSION = 4  # of votes, manifests and COMMITTED
+VERSION = 5  # of votes, manifests and COMMITTED
 _MAGIC = b"CKPTDMF1"
 
 

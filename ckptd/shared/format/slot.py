@@ -27,7 +27,7 @@ from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Attestati
 PAGE = 4096
 SEAL_NBYTES = PAGE
 SEALS_NBYTES = 2 * SEAL_NBYTES
-VERSION = 3
+VERSION = 4
 _MAGIC = b"CKPTDSL%d" % VERSION  # a version has one digit
 _OF_ANY_VERSION = re.compile(rb"CKPTDSL(\d)")
 _PREFIX = struct.Struct("<8sQI")  # magic, sequence, body length

@@ -16,7 +16,7 @@ from ckptd.shared.base.ids import (
     Session,
     Step,
 )
-from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Where
+from ckptd.shared.format.replica_attestations import Where
 from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.protocol.messages import End, Progress, Tier
 from ckptd.shared.protocol.node_facts import (
@@ -178,16 +178,12 @@ class FetchOrdered(NodeMessage, frozen=True, kw_only=True, tag="fetch-ordered"):
 class GatherOrdered(NodeMessage, frozen=True, kw_only=True, tag="gather-ordered"):
     """Have the segments that the receiver's ranks need: their own, and those of all that are in a set with them.
 
-    Each lies at the node where its rank runs, and is copied from there; the same for all nodes.
+    The seals of its ranks' segments, which lie there, name the members of their sets. Each segment lies at the node
+    where its rank runs, and is copied from there; the same for all nodes.
     """
 
     save: SaveId
     attempt: Attempt
-    sets: Annotated[tuple[RankSet, ...], msgspec.Meta(max_length=MAX_RANKS)]
-
-    def __post_init__(self) -> None:
-        """Raises ValueError when its runs name more ranks than a job can have, each in as many sets as it can be in."""
-        check_total((run for runs in self.sets for run in runs), MAX_RANKS * MAX_ATTESTATIONS)
 
 
 class Holder(msgspec.Struct, frozen=True, array_like=True):

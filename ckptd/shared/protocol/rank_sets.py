@@ -4,14 +4,13 @@ A run of a few bytes may name a million ranks. So it is never made a list of but
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import compress
 from typing import Annotated, Protocol
 
 import msgspec
 
 from ckptd.shared.base.ids import MAX_RANKS, Rank
 
-MAX_RUNS = 1 << 18  # of a message: sets without any order, of 16,384 ranks that are in 16 sets each
+MAX_RUNS = 1 << 18  # of a message: ranks without any order
 
 
 class RankRun(msgspec.Struct, frozen=True, array_like=True):
@@ -61,11 +60,11 @@ def check_last(rank: int) -> None:
         raise ValueError(f"no job has more than {MAX_RANKS} ranks")
 
 
-def check_total(runs: Iterable[Counted], most: int = MAX_RANKS) -> None:
-    """Raises ValueError for more runs than a message has, or when they name more ranks than one of its kind can."""
+def check_total(runs: Iterable[Counted]) -> None:
+    """Raises ValueError for more runs than a message has, or when they name more ranks than a job can have."""
     counts = [run.count for run in runs]
-    if sum(counts) > most:
-        raise ValueError(f"the runs of a message name more than {most} ranks")
+    if sum(counts) > MAX_RANKS:
+        raise ValueError(f"the runs of a message name more than {MAX_RANKS} ranks")
     if len(counts) > MAX_RUNS:
         raise ValueError(f"the ranks of a message are more than {MAX_RUNS} runs")
 
@@ -73,18 +72,3 @@ def check_total(runs: Iterable[Counted], most: int = MAX_RANKS) -> None:
 def ranks_of(runs: Iterable[RankRun], world_size: int) -> set[int]:
     """The ranks of a set, as far as the job has them."""
     return {rank for run in runs for rank in run.below(world_size)}
-
-
-def joined_with(sets: Iterable[Sequence[RankRun]], ranks: Iterable[int], world_size: int) -> set[int]:
-    """These ranks, and all of the job that are in a set with one of them. A run costs a slice, whatever it names."""
-    named, own = set(ranks), bytearray(world_size)
-    for rank in named.intersection(range(world_size)):
-        own[rank] = 1
-    joined = bytearray(own)
-    for some in sets:
-        runs = [run.below(world_size) for run in some]
-        slices = [slice(run.start, run.stop, run.step) for run in runs if run]
-        if any(1 in own[part] for part in slices):
-            for part in slices:
-                joined[part] = b"\1" * len(joined[part])
-    return named.union(compress(range(world_size), joined))

@@ -3,6 +3,7 @@
 Without torch and without a collective, from the votes alone, so any committer makes the same bytes. Only an output.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,6 +13,7 @@ from ckptd.shared.format.dtypes import DTYPES
 from ckptd.shared.format.layout import Layout, Path, TensorEntry
 from ckptd.shared.format.manifest import STOCK_OBJECTS
 from ckptd.shared.format.placement import Shape
+from ckptd.shared.format.tensor_holders import FirstHolders
 from ckptd.shared.format.together import Alive, silent
 from ckptd.shared.torchfile.pickling import DCP_FILESYSTEM, DCP_METADATA, Call, Global, Items, New, dumps
 
@@ -75,9 +77,10 @@ def metadata_bytes(  # noqa: PLR0913 - keyword-only
 
     That is: a tensor without a torch.save archive around it, or nothing to list. Raises TooManyBoxesError. objects:
     (offset, length) of each leaf in objects_file. Of boxes at one place the lowest rank's is listed, of ranks that
-    disagree about type or shape of a name the lowest. A tensor that its boxes don't add up to is not listed: a reader
-    has to find it missing, since the gaps would keep whatever its memory held. alive: called three times a tensor when
-    all layouts are there; a million boxes take half a minute from then on.
+    disagree about type or shape of a name the lowest, and of tensors that parts of the job hold the lowest part's. A
+    tensor that its boxes don't add up to is not listed: a reader has to find it missing, since the gaps would keep
+    whatever its memory held. alive: called three times a tensor when all layouts are there; a million boxes take half
+    a minute from then on.
     """
     content = _collect(layouts)
     if content is None:
@@ -110,6 +113,7 @@ def check_count(boxes: int) -> None:
 
 def _collect(layouts: Iterable[Layout]) -> _Content | None:
     content = _Content({}, {})
+    first = FirstHolders()
     count = 0
     for layout in layouts:
         twins: dict[str, list[str]] = {}
@@ -122,7 +126,7 @@ def _collect(layouts: Iterable[Layout]) -> _Content | None:
         for entry in layout.tensors:
             file, start = layout.place(entry.slice_offset)
             box = _Box(file, start, entry)
-            for name in (entry.name, *twins.get(entry.name, ())):
+            for name in filter(functools.partial(first.takes, layout), (entry.name, *twins.get(entry.name, ()))):
                 _add(content.tensors.setdefault(name, {}), box)
         for name, path in layout.paths.items():
             content.paths.setdefault(name, path)

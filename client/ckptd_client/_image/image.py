@@ -215,7 +215,8 @@ def _pad(placement: Placement) -> int:
 
 
 def make_layout(
-    image: Image, *, paths: dict[str, Path], aliases: dict[str, str], held_alike: dict[str, list[str]] | None = None
+    image: Image, *, paths: dict[str, Path], aliases: dict[str, str], held_alike: dict[str, list[str]] | None = None,
+    holders: dict[str, bytes] | None = None,
 ) -> Layout:  # fmt: skip
     """What the rank says of its image. paths covers tensors, aliases and leaves."""
     tensors = [
@@ -245,6 +246,7 @@ def make_layout(
         aliases=aliases,
         parts=[LayoutPart(nbytes, len(header)) for _, nbytes, header in image.parts] if image.part_nbytes else [],
         held_alike=held_alike or {},
+        holders=holders or {},
     )
 
 

@@ -13,7 +13,7 @@ from ckptd.shared.format.digest import digest
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.layout import VERSION, Layout, Leaves, Planned, TensorEntry, encode_leaves
 from ckptd.shared.format.packed_layout import Spread, decode_layout, encode_layout
-from ckptd.shared.format.replica_attestations import Attestation, not_compared
+from ckptd.shared.format.replica_attestations import NOT_COMPARED, Attestation
 from ckptd_client._image.image import Box, Image, make_image, make_layout
 from ckptd_client._image.mesh_places import placements_of
 from ckptd_client._image.segment_plan import Plain, SegmentPlan
@@ -77,7 +77,6 @@ class Plan(SegmentPlan):
     streams: tuple[Stream, ...]  # of replicated tensors
     balanced: bool  # whether this rank saves only its slice of those
     unseen: bool  # whether some of them are in no stream
-    world_size: int
     grounds: tuple[Ground, ...]  # DDP modules on which they depend
     cut: list[int]  # positions of tensors whose boxes are written one by one
     of_boxes: list[int]  # position of the tensor of each box
@@ -91,7 +90,7 @@ class Plan(SegmentPlan):
 
         def attest() -> tuple[Attestation, ...]:
             found = of_streams() if self.balanced else as_not_binding(of_streams())
-            return (*found, not_compared(self.world_size)) if self.unseen else found
+            return (*found, NOT_COMPARED) if self.unseen else found
 
         return attest
 
@@ -226,7 +225,7 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     tied = {i for i, _ in ties}
     whole = {i for i, shard in shards.items() if i in tied or not _is_one(shard)}
     known = replicated is not None and world_size > 1
-    replicas = replicas_of(flat, replicated or (), Group(rank, world_size, "")) if known else Replicas({}, ())
+    replicas = replicas_of(flat, replicated or (), Group(rank, world_size, "")) if known else Replicas({}, {}, ())
     ranks = {i: ranks for i, ranks in replicas.ranks.items() if not is_own(flat.names[i])}
     streams = streams_of(ranks, flat, skipped=whole)
     rows, others = slices_of(streams, rank) if balanced else ({}, set())
@@ -236,7 +235,12 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     image = make_image(boxes, rank=rank, world_size=world_size, dual=dual)
     aliases = {flat.names[tied]: flat.names[source] for tied, source in ties if source in kept}
     held_alike = _held_alike(flat, ranks, kept - set(rows), world_size)
-    layout = _layout(image, flat, aliases, held_alike, _spread(image, flat, shards, tied, ranks))
+    untied = {i: shard for i, shard in shards.items() if i not in tied}
+    holders = {
+        flat.names[i]: found for i, found in replicas.holders.items() if i in untied and not is_own(flat.names[i])
+    }
+    spread = _spread(image, flat, untied, ranks)
+    layout = _layout(image, flat, spread, aliases=aliases, held_alike=held_alike, holders=holders)
     return Plan(
         structure=flat.structure,
         names=flat.names,
@@ -248,7 +252,6 @@ def make_plan(  # noqa: PLR0913 - keyword-only
         streams=streams,
         balanced=balanced and replicated is not None,
         unseen=_unseen(flat, ranks, streams, dict(ties)),
-        world_size=world_size,
         grounds=replicas.grounds,
         cut=cut,
         of_boxes=[*stored, *(i for i in cut for _ in shards[i].chunks)],
@@ -263,22 +266,17 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     )
 
 
-def _layout(
-    image: Image, flat: Flat, aliases: dict[str, str], held_alike: dict[str, list[str]], spread: Spread
-) -> bytes:
+def _layout(image: Image, flat: Flat, spread: Spread, **more: Any) -> bytes:
     """The encoded layout. Raises UsageError if readers would refuse it."""
     paths = dict(zip(flat.names, flat.paths, strict=True))
-    made = make_layout(image, paths=paths, aliases=aliases, held_alike=held_alike)
+    made = make_layout(image, paths=paths, **more)
     layout = encode_layout(made, spread)
     check_readable(layout, made.tensors)
     return layout
 
 
-def _spread(
-    image: Image, flat: Flat, shards: Mapping[int, Shard], tied: set[int], replicas: Mapping[int, tuple[int, ...]]
-) -> Spread:
-    """How the state is spread over the ranks. shards: of all tensors; replicas: ranks by position."""
-    shards = {i: shard for i, shard in shards.items() if i not in tied}
+def _spread(image: Image, flat: Flat, shards: Mapping[int, Shard], replicas: Mapping[int, tuple[int, ...]]) -> Spread:
+    """How the state is spread over the ranks. shards: of all tensors but tied ones; replicas: ranks by position."""
     here = {box.name for box in image.boxes}
     absent = [
         Planned(flat.names[i], shard.code, shard.global_shape)

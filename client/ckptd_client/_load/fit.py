@@ -20,6 +20,7 @@ from ckptd_client._load.reader import Target
 from ckptd_client._load.saved_names import Homes, Kind, OtherRanksNeededError, Saves, groups_of
 from ckptd_client._load.state_dicts import notes_of
 from ckptd_client._load.statefuls import load_into
+from ckptd_client._load.twins import Doubtful, Twins
 from ckptd_client._load.verify import Marks, check, is_kept, optimizers_in
 from ckptd_client._local.destination import bytes_of, engines_of
 from ckptd_client._state.pickle import NO_PICKLE, PickleKeys, decode
@@ -48,6 +49,7 @@ class Fit:
     has: list[Path] = field(default_factory=list)  # places that the state had a value for, if not strict
     notes: list[str] = field(default_factory=list)  # for the user
     own_notes: list[str] = field(default_factory=list)  # for the user, of this rank alone
+    twins: Twins | None = None  # names of which it is not certain which tensor is meant
     comparison: Comparison | None = None  # of names that several ranks saved, in a job of another size
     taken: Taken = field(default_factory=dict)  # names that every replica saved and all ranks take from the lowest rank
 
@@ -67,7 +69,12 @@ class Fit:
                 raise MismatchError(f"{mine} and {others} share memory in the state, but differ in the checkpoint")
 
     def compare(self, images: Images) -> None:
-        """Compares values that several ranks of a job of another size saved under one name, for finish. Blocks."""
+        """Compares what several ranks, or parts of a job, saved under one name, for finish. Blocks.
+
+        Raises MismatchError if parts of the job saved different tensors under a name that these ranks hold otherwise.
+        """
+        if self.twins is not None:
+            self.twins.compare(images)
         if self.comparison is not None:
             self.comparison.compare(images)
 
@@ -86,7 +93,8 @@ class Fit:
             if not any(within(self.paths[name], prefix) for prefix, _ in self.statefuls)
         ]
         places = {name: format_path(path) for name, path in self.paths.items()}
-        notes = [*self.notes, *(self.comparison.notes(places) if self.comparison is not None else [])]
+        notes = [*self.notes, *(self.twins.notes() if self.twins is not None else [])]
+        notes += [*(self.comparison.notes(places) if self.comparison is not None else [])]
         notes += notes_of(state, plain)
         for path, value in plain:
             assign(state, path, value)
@@ -174,6 +182,7 @@ def _plan_reads(out: Fit, flat: Flat, here: dict[str, Any], saves: Saves, where:
         kind = _loadable(boxes[0].entry, f"{where}: {format_path(saves.paths[name])}")
         own = _fitting(here.get(name), kind)
         out.tensors[name] = homes.of(name, kind, own, partial(_home, name, flat, saves, where=where))
+    saves = _meant(out, saves, where)
     lowest = _lowest(out, saves, where)
     for name, boxes in saves.boxes.items():
         shard = shard_of(out.tensors[name], name)
@@ -188,6 +197,25 @@ def _plan_reads(out: Fit, flat: Flat, here: dict[str, Any], saves: Saves, where:
     sharing = _sharing(wanted)
     for index, want in enumerate(wanted):
         _add_reads(out, want, sharing.get(index))
+
+
+def _meant(out: Fit, saves: Saves, where: str) -> Saves:
+    """The saves with one tensor of each name, where parts of the job saved several."""
+    boxes = dict(saves.boxes)
+    doubtful = list[Doubtful]()
+    for name in boxes.keys() & saves.held.keys():
+        held = saves.held[name]
+        if held.is_meant(out.tensors[name]):
+            continue
+        if not saves.whole:
+            raise OtherRanksNeededError(f"{where}: {format_path(saves.paths[name])} is held by other ranks now")
+        taken = held.lowest
+        boxes[name] = held.sets[taken]
+        others = [found for members, found in held.sets.items() if members != taken]
+        doubtful += [Doubtful(name, boxes[name], others)] if others and not saves.named.is_common(name) else []
+    if doubtful:
+        out.twins = Twins(doubtful, {one.name: format_path(saves.paths[one.name]) for one in doubtful}, where)
+    return replace(saves, boxes=boxes)
 
 
 def _of_optimizers(flat: Flat, saves: Saves) -> set[str]:

@@ -8,7 +8,9 @@ import torch
 
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.format.layout import Layout, Leaves, Path, TensorEntry
+from ckptd.shared.format.tensor_holders import holders_of
 from ckptd_client._load.per_rank import Resized, resized
+from ckptd_client._load.twins import Held, held_apart
 from ckptd_client._state.naming import NOTHING_NAMED, Named
 from ckptd_client._state.replica_choice import held_alike
 from ckptd_client._state.reshard import Saved
@@ -93,6 +95,7 @@ class Saves:
     resized: Resized | None = None
     ties: Mapping[str, str] = field(default_factory=dict)  # each tied name with the one that holds its bytes
     alike: dict[str, str] = field(default_factory=dict)  # how ranks held the names that every replica saved
+    held: dict[str, Held] = field(default_factory=dict)  # names that parts of the job hold, each part its own tensor
     world_size: int = 1  # of the job that loads
 
 
@@ -102,11 +105,14 @@ def saves_of(  # noqa: PLR0913 - keyword-only
 ) -> Saves:  # fmt: skip
     """The saved values of one rank's layout, or of all, for a job of world_size. A tied name has its owner's boxes.
 
-    If ranks have different tensors of one name, that of rank counts. Expected are the names that rank saved; in a job
-    of another size only those that all ranks saved. me: the rank that loads, if it is not rank: of per-rank names it
+    If ranks have different tensors of one name, that of rank counts; of names that parts of the job held, that of its
+    part, or in a job of another size of the lowest. Expected are the names that rank saved; in a job of another size
+    only those that all ranks saved. me: the rank that loads, if it is not rank: of per-rank names it
     gets what it saved itself, or nothing. of_all: leaves by rank, to find those that differ in a job of another size.
     """
     ordered = sorted(layouts, key=lambda layout: (layout.rank != rank, layout.rank))
+    same_size = ordered[0].world_size == world_size
+    held = held_apart(ordered, rank if same_size else None)
     boxes: dict[str, list[Saved]] = {}
     paths: dict[str, Path] = {}
     for layout in ordered:
@@ -118,20 +124,24 @@ def saves_of(  # noqa: PLR0913 - keyword-only
         for name, found in own.items():
             if name in leaves.leaves:  # a plain value of this rank counts
                 continue
-            alike = boxes.setdefault(name, [])
+            sets = held[name].sets if name in held else None
+            alike = boxes.setdefault(name, []) if sets is None else sets.setdefault(holders_of(layout, name), [])
             alike += [saved for saved in found if kind_of(saved.entry) == kind_of((alike or found)[0].entry)]
+    held = {name: one for name, one in held.items() if one.sets}
+    boxes |= {name: one.usual for name, one in held.items()}
     expected = set(ordered[0].paths)
-    if ordered[0].world_size != world_size:
+    if not same_size:
         expected = expected.intersection(*(layout.paths for layout in ordered))
     whole = len(ordered) == ordered[0].world_size
     saves = Saves(
         boxes, paths, expected, leaves, rank, whole, me=me, named=named,
-        ties=ties_of(ordered), alike=held_alike(ordered, world_size), world_size=world_size,
+        ties=ties_of(ordered), alike=held_alike(ordered, world_size), held=held, world_size=world_size,
     )  # fmt: skip
     saves = _own_alone(saves, ordered) if named.per_rank else saves
     several = resized(ordered, of_all or {rank: leaves}, named, world_size)
     if several is not None:
-        unsure = {name: held for name, held in several.tensors.items() if name not in saves.alike}
+        known = saves.alike.keys() | saves.held.keys()
+        unsure = {name: found for name, found in several.tensors.items() if name not in known}
         several = replace(several, tensors=unsure)
     return replace(saves, resized=several)
 
@@ -153,6 +163,7 @@ def _own_alone(saves: Saves, layouts: Sequence[Layout]) -> Saves:
         paths={name: path for name, path in saves.paths.items() if name not in others},
         expected=saves.expected - others,
         alike={name: how for name, how in saves.alike.items() if name not in own},
+        held={name: found for name, found in saves.held.items() if name not in own},
         leaves=Leaves(saves.leaves.version, leaves),
     )
 

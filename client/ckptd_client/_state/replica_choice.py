@@ -12,6 +12,7 @@ import xxhash
 
 from ckptd.shared.format.layout import Layout
 from ckptd.shared.format.replica_attestations import Attestation, Compared, compared, doubt
+from ckptd.shared.format.tensor_holders import FirstHolders
 from ckptd_client._state.naming import listed, ranks_of
 from ckptd_client._state.reshard import Saved
 from ckptd_client._state.sharded import is_dtensor
@@ -38,12 +39,18 @@ def held_as(tensor: torch.Tensor, world_size: int) -> str:
 
 
 def held_alike(layouts: Iterable[Layout], world_size: int) -> dict[str, str]:
-    """By name, how ranks held each tensor that every replica saved, for a job of world_size. With tied tensors."""
+    """By name, how ranks held each tensor that every replica saved, for a job of world_size. With tied tensors.
+
+    Of tensors of one name that parts of the job hold, each its own, the first layout's counts.
+    """
     found: dict[str, str] = {}
+    first = FirstHolders()
     for layout in layouts:
         own = {name: text for text, names in layout.held_alike.items() for name in names}
         own |= {name: own[owner] for name, owner in layout.aliases.items() if owner in own}
         for name, text in own.items():
+            if not first.takes(layout, name):
+                continue
             known = text if layout.world_size == world_size else _OTHERWISE
             found[name] = known if found.get(name, known) == known else _OTHERWISE
     return found

@@ -1,15 +1,15 @@
 """This rank's slice of the bytes of replicated tensors. Ranks exchange no message for it.
 
-The tensors of one set of replicas form one stream of bytes, in the order of the state. Replica k of n saves the k-th of
-n slices, cut at rows of tensors: so all save equally much, a tensor is cut only where two slices meet, and each replica
-computes its slice from its own state. The daemons check that the replicas' states are equal, from the attestation of
-each replica: its cut, and a digest of the bytes (ckptd.shared.format.replica_attestations).
+A set of replicas is any ranks of the job. Its tensors form one stream of bytes, in the order of the state. Replica k of
+n saves the k-th of n slices, cut at rows of tensors: so all save equally much, a tensor is cut only where two slices
+meet, and each replica computes its slice from its own state. The daemons check that the replicas' states are equal,
+from the attestation of each replica: its cut, and a digest of the bytes (ckptd.shared.format.replica_attestations).
 """
 
 import functools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -18,6 +18,7 @@ import msgspec
 import torch
 import xxhash
 
+from ckptd.shared.format.rank_members import MAX_MEMBERS_NBYTES, members_of
 from ckptd.shared.format.replica_attestations import (
     FIRST,
     MAX_ATTESTATIONS,
@@ -66,6 +67,7 @@ class Stream:
     """The tensors of one set of replicas, one after the other."""
 
     ranks: tuple[int, ...]
+    members: bytes  # the same
     positions: tuple[int, ...]  # indexes among the values of the state
     names: tuple[str, ...]  # of the tensors
     shapes: tuple[tuple[int, ...], ...]  # of this rank's local tensors
@@ -77,11 +79,6 @@ class Stream:
     def parts(self) -> int:
         """The number of saves over which the first comparison of it is spread, so that none takes long."""
         return max(1, -(-self.nbytes // _SAMPLE_NBYTES))
-
-    @property
-    def sum(self) -> bytes:
-        """Digest of the ranks' numbers."""
-        return xxhash.xxh3_128(repr(self.ranks).encode()).digest()[:SUM_NBYTES]
 
     def runs(self, streams: int) -> list[int]:
         """The number of tensors in each part with a digest of its own, if the rank has so many streams."""
@@ -117,13 +114,25 @@ class Stream:
 def streams_of(replicas: Mapping[int, tuple[int, ...]], flat: Flat, skipped: set[int]) -> tuple[Stream, ...]:
     """One stream for each set of replicas. replicas: ranks by position; skipped: positions that are saved otherwise.
 
-    If there are many sets, only the first ones have a stream.
+    If there are many sets, or large ones without any order, only those that a seal has room for have a stream.
     """
     sets: dict[tuple[int, ...], list[int]] = {}
     for position, ranks in replicas.items():
         if position not in skipped and local_of(flat.values[position]).numel():
             sets.setdefault(ranks, []).append(position)
-    return tuple(stream_of(ranks, sets[ranks], flat.names, flat.values) for ranks in sorted(sets)[:MAX_STREAMS])
+    return tuple(stream_of(ranks, sets[ranks], flat.names, flat.values) for ranks in fitting(sorted(sets)))
+
+
+def fitting(sets: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The sets of a rank that its seal has room for, the first ones first."""
+    found: list[tuple[int, ...]] = []
+    left = MAX_MEMBERS_NBYTES
+    for ranks in sets:
+        nbytes = len(members_of(ranks))
+        if len(found) < MAX_STREAMS and nbytes <= left:
+            found.append(ranks)
+            left -= nbytes
+    return found
 
 
 def slices_of(streams: Sequence[Stream], rank: int) -> tuple[dict[int, Rows], set[int]]:
@@ -146,7 +155,10 @@ def stream_of(
         starts.append(at)
         at += math.prod(shape) * local.itemsize
     found_names = tuple(names[position] for position in positions)
-    return Stream(ranks, tuple(positions), found_names, tuple(shapes), tuple(starts), at, cut.digest()[:SUM_NBYTES])
+    return Stream(
+        ranks, members_of(ranks), tuple(positions), found_names, tuple(shapes), tuple(starts), at,
+        cut.digest()[:SUM_NBYTES],
+    )  # fmt: skip
 
 
 # --- attestations
@@ -164,7 +176,7 @@ def attestation_of(
 
     def attest() -> tuple[Attestation, ...]:
         for stream, content in zip(streams[len(attestations) :], contents[len(attestations) :], strict=True):
-            attestations.append(Attestation(stream.sum, len(stream.ranks), stream.cut, content()))
+            attestations.append(Attestation(stream.members, stream.cut, content()))
         return tuple(attestations)
 
     return attest
@@ -187,7 +199,7 @@ def attestation_of_digests(
     def attest() -> tuple[Attestation, ...]:
         digests = [whole.digest() for whole in wholes]
         return tuple(
-            Attestation(stream.sum, len(stream.ranks), stream.cut, found.content, found.parts)
+            Attestation(stream.members, stream.cut, found.content, found.parts)
             for stream, found in zip(streams, digests, strict=True)
         )
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ckptd.shared.format.layout import Path
+from ckptd.shared.format.rank_members import members_of
 from ckptd_client._local.rank import Group
 from ckptd_client._state.sharded import is_dtensor
 from ckptd_client._state.tensors import is_tensor
@@ -29,7 +30,8 @@ def warn_of_idle(patterns: Sequence[str], names: Sequence[str]) -> None:
 class Replicas(NamedTuple):
     """The replicated tensors of a state, and the DDP modules on which that depends."""
 
-    ranks: dict[int, tuple[int, ...]]  # that hold each replicated tensor, by position
+    ranks: dict[int, tuple[int, ...]]  # that hold each replicated tensor alike, by position
+    holders: dict[int, bytes]  # members of the part of the job that holds a tensor together, by position
     grounds: tuple["Ground", ...]
 
 
@@ -37,26 +39,32 @@ def replicas_of(flat: Flat, patterns: Sequence[str], group: Group) -> Replicas:
     """For each replicated tensor the ranks that hold it, where that is certain.
 
     Placements of DTensors show it. Plain tensors count if the user named them, if they are parameters of a
-    DistributedDataParallel in the state, or if one of torch's optimizers keeps them for such parameters alone. Only
-    meshes and process groups of all ranks count: two parts of the job may hold different tensors of one name.
+    DistributedDataParallel in the state, or if one of torch's optimizers keeps them for such parameters alone. Meshes
+    and process groups may be of any ranks. Two parts of the job may hold different tensors of one name, so the ranks of
+    the mesh or group are told too.
     """
     everybody = tuple(range(group.world_size))
     known = _numbers_agree(group)
-    ddp, grounds = _ddp_of(flat, group.world_size) if known else ([], ())
+    ddp, grounds = _ddp_of(flat) if known else ([], ())
+    meshes = _Meshes()
     found: dict[int, tuple[int, ...]] = {}
+    holders: dict[int, bytes] = {}
     for position, (name, path, value) in enumerate(zip(flat.names, flat.paths, flat.values, strict=True)):
         if not is_tensor(value):
             continue
-        ranks: tuple[int, ...] = ()
+        ranks: Ranks = ()
+        held: Ranks = ()  # by these together
         if is_dtensor(value):
-            ranks = _mesh_replicas(value, group.world_size) if known else ()
-        elif any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) or any(
-            _is_inside(path, prefix, inside) for prefix, inside in ddp
-        ):
+            ranks, held = meshes.of(value) if known else ((), ())
+        elif any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             ranks = everybody
+        else:
+            ranks = held = next((part.ranks for part in ddp if _is_inside(path, part)), ())
         if len(ranks) > 1:
             found[position] = ranks
-    return Replicas(found, grounds)
+        if held and held != everybody:
+            holders[position] = meshes.members(held)
+    return Replicas(found, holders, grounds)
 
 
 def _numbers_agree(group: Group) -> bool:
@@ -67,19 +75,51 @@ def _numbers_agree(group: Group) -> bool:
     return (dist.get_rank(), dist.get_world_size()) == (group.rank, group.world_size)
 
 
-def _mesh_replicas(tensor: Any, world_size: int) -> tuple[int, ...]:
-    mesh, coordinate = tensor.device_mesh.mesh, tensor.device_mesh.get_coordinate()
-    if coordinate is None or mesh.numel() != world_size:
-        return ()
-    if any(hasattr(placement, "split_factor") for placement in tensor.placements):
-        return ()
-    where = tuple(
-        slice(None) if placement.is_replicate() else coordinate[d] for d, placement in enumerate(tensor.placements)
-    )
-    return tuple(sorted(int(rank) for rank in mesh[where].flatten().tolist()))
+Ranks = tuple[int, ...]  # ascending
 
 
-Inside = frozenset[str] | None  # names below a prefix; None: the tensors of an optimizer's state
+class _Meshes:
+    """The ranks of the meshes of a state's tensors, each found once: a state has thousands, and a mesh as many ranks.
+
+    Use it while the tensors live.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, tuple[int | None, ...]], Ranks] = {}
+        self._members: dict[Ranks, bytes] = {}
+
+    def of(self, tensor: Any) -> tuple[Ranks, Ranks]:
+        """The ranks that hold the same part as this one, and those of the mesh; none where this one is not in it."""
+        mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+        if coordinate is None:
+            return (), ()
+        held = self._at(mesh, (None,) * mesh.ndim)
+        if any(hasattr(placement, "split_factor") for placement in tensor.placements):
+            return (), held
+        placed = zip(coordinate, tensor.placements, strict=True)
+        return self._at(mesh, tuple(None if placement.is_replicate() else at for at, placement in placed)), held
+
+    def members(self, ranks: Ranks) -> bytes:
+        """The ranks as a layout names them."""
+        if ranks not in self._members:
+            self._members[ranks] = members_of(ranks)
+        return self._members[ranks]
+
+    def _at(self, mesh: Any, place: tuple[int | None, ...]) -> Ranks:
+        """The ranks at a place of a mesh; None: anywhere along that dimension."""
+        key = (id(mesh), place)
+        if key not in self._found:
+            where = tuple(slice(None) if at is None else at for at in place)
+            self._found[key] = tuple(sorted(mesh.mesh[where].flatten().tolist()))
+        return self._found[key]
+
+
+class _Part(NamedTuple):
+    """Tensors below a path that these ranks keep equal."""
+
+    prefix: Path
+    inside: frozenset[str] | None  # their names; None: the tensors of an optimizer's state
+    ranks: Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,37 +139,41 @@ def _trained(module: Any) -> tuple[bool, ...]:
     return tuple(parameter.requires_grad for parameter in module.parameters())
 
 
-def _ddp_of(flat: Flat, world_size: int) -> tuple[list[tuple[Path, Inside]], tuple[Ground, ...]]:
+def _ddp_of(flat: Flat) -> tuple[list[_Part], tuple[Ground, ...]]:
     """Paths of DDP modules and of optimizers of their parameters, with the names there that count."""
     from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415 - see sharded.py
 
-    found: list[tuple[Path, Inside]] = []
+    found: list[_Part] = []
     grounds: list[Ground] = []
-    owned: set[int] = set()
+    owned: dict[int, Ranks] = {}
     for path, stateful in flat.statefuls:
         if isinstance(stateful, DistributedDataParallel):
             grounds.append(Ground(weakref.ref(stateful), _trained(stateful)))
-            names = _kept_equal(stateful, world_size)
-            owned |= {id(parameter) for name, parameter in stateful.named_parameters() if name in names}
-            found.append((path, names))
+            names, ranks = _kept_equal(stateful), _ranks_of(stateful)
+            owned |= {id(parameter): ranks for name, parameter in stateful.named_parameters() if name in names}
+            found.append(_Part(path, names, ranks))
     optimizers = [(path, one) for path, one in flat.statefuls if isinstance(one, torch.optim.Optimizer)]
     for path, optimizer in optimizers:
         known = type(optimizer).__module__.startswith("torch.optim")  # others may keep values that differ between ranks
-        if owned and known and all(id(p) in owned for group in optimizer.param_groups for p in group["params"]):
-            found.append((path, None))
+        sets = {owned.get(id(p), ()) for group in optimizer.param_groups for p in group["params"]}
+        if known and len(sets) == 1 and () not in sets:
+            found.append(_Part(path, None, sets.pop()))
     return found, tuple(grounds)
 
 
-def _kept_equal(module: Any, world_size: int) -> frozenset[str]:
-    """Names of the parameters that a DDP keeps equal on all ranks of the job.
+def _ranks_of(module: Any) -> Ranks:
+    """The ranks between which a DDP sums gradients."""
+    return tuple(sorted(torch.distributed.get_process_group_ranks(module.process_group)))
+
+
+def _kept_equal(module: Any) -> frozenset[str]:
+    """Names of the parameters that a DDP keeps equal on the ranks of its process group.
 
     It broadcasts all when it wraps a module, and then sums the gradients of those that required gradients at that time.
     Its logging data has their number; if another number of parameters requires gradients now, some were frozen,
     unfrozen or added since. With a user's hook it may sum gradients over some ranks only, as in post-local SGD.
     """
     if not all(_sums_for_all(hook) for hook, _ in module._comm_hooks):  # noqa: SLF001 - there is no public way
-        return frozenset()
-    if torch.distributed.get_world_size(module.process_group) != world_size:
         return frozenset()
     parameters = dict(module.named_parameters(remove_duplicate=False))
     ignored = set(module.parameters_to_ignore)
@@ -142,13 +186,14 @@ def _kept_equal(module: Any, world_size: int) -> frozenset[str]:
     return frozenset(name for name, parameter in kept.items() if id(parameter) in wrapped)
 
 
-def _is_inside(path: Path, prefix: Path, inside: Inside) -> bool:
-    if path[: len(prefix)] != prefix or len(path) == len(prefix):
+def _is_inside(path: Path, part: _Part) -> bool:
+    count = len(part.prefix)
+    if path[:count] != part.prefix or len(path) == count:
         return False
-    rest = path[len(prefix) :]
-    if inside is None:
+    rest = path[count:]
+    if part.inside is None:
         return rest[0] == ("k", "state")
-    return len(rest) == 1 and rest[0][1] in inside
+    return len(rest) == 1 and rest[0][1] in part.inside
 
 
 _HOOKS = {"allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook", "batched_powerSGD_hook"}

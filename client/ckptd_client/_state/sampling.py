@@ -109,9 +109,8 @@ class Sampling:
     def names(self, save: SaveId, where: Where) -> list[str]:
         """Keys of tensors among which a save's replicas differ; empty if they are not known."""
         streams = [stream for known, found in self._recent if known == save for stream in found]
-        return [
-            name for stream in streams if stream.sum == where.replicas for name in stream.names_in(where.parts, streams)
-        ]
+        differing = [stream for stream in streams if stream.members == where.members]
+        return [name for stream in differing for name in stream.names_in(where.parts, streams)]
 
 
 def listed(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import torch
 import xxhash
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
-from ckptd_client._state.replica_slices import MAX_STREAMS, Stream, stream_of
+from ckptd_client._state.replica_slices import Stream, fitting, stream_of
 
 _SUM_NBYTES = 8
 _NO_SET = 255
@@ -87,7 +87,7 @@ def streams_of(
 def _of(told: Told, ranks: dict[bytes, tuple[int, ...]]) -> Alike:
     held = [ranks[found] for found in _split(told)]
     sets = sorted({found for found in held if len(found) > 1})
-    numbers = {found: number for number, found in enumerate(sets[:MAX_STREAMS])}
+    numbers = {found: number for number, found in enumerate(fitting(sets))}
     of = bytes(numbers.get(found, _NO_SET) for found in held)
     return Alike(_key(told), tuple(numbers), of, unseen=len(sets) > len(numbers))
 

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import (
 from ckptd.shared.format.boxes import is_whole
 from ckptd.shared.format.layout import Layout, Leaf, Leaves, Path, TensorEntry
 from ckptd.shared.format.placement import Shape
+from ckptd.shared.format.tensor_holders import FirstHolders
 from ckptd_client._state.reshard import Saved
 from ckptd_client._state.tensors import DTYPE_OF
 
@@ -38,12 +39,14 @@ def content_of(
     """What the layouts add up to. rank: whose own image comes first, then the others in order.
 
     So each rank of a job of the old size gets back the plain tensors and values that it saved itself. A tensor whose
-    boxes don't add up to it is not listed, so that DCP finds it missing. alike: names of what replicas saved in full.
+    boxes don't add up to it is not listed, so that DCP finds it missing. Of tensors of one name that parts of the job
+    hold, each its own, the one that comes first is listed. alike: names of what replicas saved in full.
     """
     boxes: dict[str, dict[Shape, Saved]] = {}
     everybody: dict[str, list[Saved]] = {}
     paths: dict[str, Path] = {}
     plain: dict[str, Leaf] = {}
+    first = FirstHolders()
     for number in sorted(layouts, key=lambda r: (r != rank, r)):
         layout = layouts[number]
         own: dict[str, list[TensorEntry]] = {}
@@ -51,6 +54,8 @@ def content_of(
             own.setdefault(entry.name, []).append(entry)
         own |= {name: own[owner] for name, owner in layout.aliases.items()}
         for name, entries in own.items():
+            if not first.takes(layout, name):
+                continue
             _add(boxes.setdefault(name, {}), number, entries)
             if name in alike:
                 everybody.setdefault(name, []).extend(Saved(number, entry) for entry in entries)

@@ -138,8 +138,10 @@ class CkptdReader(StorageReader):
 
     def _described(self, found: Checkpoint) -> Metadata:
         rank = self._group.rank
-        self._alike = held_alike(found.layouts.values(), self._group.world_size)
-        self._content = content_of(found.layouts, found.leaves, self._like(rank), self._alike)
+        like = self._like(rank)
+        ordered = sorted(found.layouts.values(), key=lambda layout: (layout.rank != like, layout.rank))
+        self._alike = held_alike(ordered, self._group.world_size)
+        self._content = content_of(found.layouts, found.leaves, like, self._alike)
         doubts = [f"step {found.save.step}: {text}" for text in found.doubts] if self._directory is not None else []
         self._notes = []
         self._say([*found.notes, *doubts], rank)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from ckptd.shared.base.errors import SaveFailedError, UsageError
 from ckptd.shared.base.ids import SaveId, parse_dirname
 from ckptd.shared.format.layout import VERSION, Leaf, Leaves, encode_leaves
-from ckptd.shared.format.replica_attestations import Attestation, not_compared
+from ckptd.shared.format.replica_attestations import NOT_COMPARED, Attestation
 from ckptd.shared.protocol.messages import Milestone
 from ckptd.shared.protocol.publication import Publication
 from ckptd.shared.stores.kinds import absolute
@@ -291,16 +291,15 @@ class CkptdWriter(StorageWriter):
         if self._current is not None:
             assert self._segment is not None  # noqa: S101 - staged
             return compared.attestation_of_segment(self._staging, self._segment, self._handle, drain=self._drain)
-        world_size = self._client.group.world_size
-        if world_size == 1:
+        if self._client.group.world_size == 1:
             return ()
         alike = plan.storage_data if isinstance(plan.storage_data, Alike) else UNKNOWN
         items = items_of(alike)
         if items is None:
-            return (not_compared(world_size),)
+            return (NOT_COMPARED,)
         streams, values = streams_of(alike, items, lambda item: _tensor(planner, item))
         attestations = compared.attestation_of_streams(self._staging, streams, values, self._handle, drain=self._drain)
-        return as_not_binding(attestations) + ((not_compared(world_size),) if alike.unseen else ())
+        return as_not_binding(attestations) + ((NOT_COMPARED,) if alike.unseen else ())
 
     def _result(self, item: WriteItem) -> WriteResult:
         nbytes = item.tensor_storage_size() or 0

@@ -5,7 +5,9 @@ import pytest
 
 from ckptd.core import events as ev
 from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.rank_members import members_of
 from ckptd.shared.format.replica_attestations import (
+    NOT_COMPARED,
     ON_DEVICES,
     WHOLE,
     Attestation,
@@ -16,7 +18,6 @@ from ckptd.shared.format.replica_attestations import (
     difference,
     difference_of,
     doubt,
-    not_compared,
 )
 from ckptd.shared.protocol.messages import Cadence, LoadFrom, Progress
 from tests.runs import RUN
@@ -25,8 +26,8 @@ from tests.unit.core.a_job import KEY, AJob
 ONE, TWO = SaveId(1, 1, 10, RUN), SaveId(1, 2, 20, RUN)
 
 
-def attestation(replicas=b"r" * 8, count=2, cut=b"c" * 8, content=b"w" + b"x" * 7):
-    return Attestation(replicas, count, cut, content)
+def attestation(ranks=(0, 1), cut=b"c" * 8, content=b"w" + b"x" * 7):
+    return Attestation(members_of(ranks), cut, content)
 
 
 def test_no_shares_are_a_whole():
@@ -38,15 +39,15 @@ def test_replicas_that_say_the_same_are_a_whole():
 
 
 def test_sets_of_replicas_are_judged_separately():
-    other = attestation(replicas=b"s" * 8, cut=b"d" * 8)
+    other = attestation((2, 3), cut=b"d" * 8)
     assert not difference({0: (attestation(),), 1: (attestation(),), 2: (other,), 3: (other,)})
 
 
 def test_all_who_looked_at_the_same_are_compared_although_some_looked_elsewhere():
     elsewhere, seen, other = (
-        attestation(count=3, content=b"f" * 8),
-        attestation(count=3),
-        attestation(count=3, content=b"w" + b"y" * 7),
+        attestation(range(3), content=b"f" * 8),
+        attestation(range(3)),
+        attestation(range(3), content=b"w" + b"y" * 7),
     )
     assert not difference({0: (elsewhere,), 1: (seen,), 2: (seen,)})
     assert "ranks 1 and 2 are no replicas" in difference({0: (elsewhere,), 1: (seen,), 2: (other,)})
@@ -58,7 +59,7 @@ def test_all_who_looked_at_the_same_are_compared_although_some_looked_elsewhere(
         ((attestation(cut=b"d" * 8),), "different tensors"),
         ((attestation(content=b"w" + b"y" * 7),), "no replicas"),
         ((), "only 1 saved a slice"),
-        ((attestation(replicas=b"s" * 8),), "only 1 saved a slice"),
+        ((attestation((1, 2)),), "only 1 saved a slice"),
     ],
 )
 def test_what_is_no_whole_is_reported_with_the_ranks(second, why):
@@ -67,6 +68,31 @@ def test_what_is_no_whole_is_reported_with_the_ranks(second, why):
 
 def test_ranks_that_looked_at_different_bytes_are_not_compared():
     assert not difference({0: (attestation(),), 1: (attestation(content=b"p" + b"z" * 7),)})
+
+
+@pytest.mark.parametrize(
+    ("said_by", "why"),
+    [
+        ((0, 1, 3, 5), ""),
+        ((0, 3), "of 3 replicas only 2 saved a slice, rank 0 among them"),
+        ((0, 3, 4), "rank 4 saved a slice of what it does not hold with the others"),
+        ((0, 3, 4, 5), "rank 4 saved a slice"),
+    ],
+)
+def test_the_members_of_a_set_are_named_and_all_of_them_and_nobody_else_must_share(said_by, why):
+    """Two stages of a pipeline, of three and of two ranks; and a rank of none."""
+    uneven, other = attestation((0, 3, 5)), attestation((1, 2), cut=b"d" * 8)
+    said = dict.fromkeys(said_by, (uneven,))
+    if not why:
+        said = {0: (uneven,), 1: (other,), 2: (other,), 3: (uneven,), 4: (), 5: (uneven,)}
+    found = difference(said)
+    assert (found == "") is (why == "")
+    assert found.startswith(why)
+
+
+def test_members_that_no_job_has_are_refused():
+    with pytest.raises(ValueError, match="ranks"):
+        Attestation(b"\0\1\1\1", b"c" * 8, b"w" * 8)
 
 
 def whole(content=b"x" * 7, parts=b"", **words):
@@ -83,7 +109,7 @@ def test_what_differs_is_reported_by_the_parts_in_which_it_does():
     ours, theirs = b"aaaabbbbccccdddd", b"aaaaBBBBccccDDDD"
     found = difference_of({0: (whole(parts=ours),), 1: (whole(b"y" * 7, parts=theirs),)})
     assert found is not None
-    assert found.where == Where(b"r" * 8, (1, 3))
+    assert found.where == Where(members_of((0, 1)), (1, 3))
     found = difference_of({0: (whole(parts=ours),), 1: (whole(b"y" * 7, parts=theirs[:4]),)})
     assert found is not None
     assert found.where is None
@@ -103,14 +129,17 @@ ON_A_DEVICE = bytes([ON_DEVICES | 3]) + b"x" * 7
         ({0: (whole(),), 1: (attestation(),)}, Compared.WINDOW),
         ({0: (attestation(),), 1: (attestation(),)}, Compared.WINDOW),
         ({0: (whole(),), 1: ()}, Compared.WINDOW),
-        ({0: (whole(count=3),), 1: (whole(count=3),)}, Compared.WINDOW),
-        ({0: (whole(), attestation(replicas=b"s" * 8)), 1: (whole(), attestation(replicas=b"s" * 8))}, Compared.WINDOW),
+        ({0: (whole(ranks=range(3)),), 1: (whole(ranks=range(3)),)}, Compared.WINDOW),
+        ({0: (whole(), attestation((0, 2))), 1: (whole(),), 2: (attestation((0, 2)),)}, Compared.WINDOW),
         ({0: (told(),), 1: (told(),)}, Compared.ALL),
         ({0: (told(),), 1: (told(b"y" * 7),)}, Compared.DIFFERING),
         ({0: (told(),), 1: (told(cut=b"d" * 8),)}, Compared.DIFFERING),
-        ({0: (told(),), 1: (told(), not_compared(2))}, Compared.WINDOW),
-        ({0: (not_compared(2),), 1: (not_compared(2),)}, Compared.WINDOW),
-        ({0: (told(count=3),), 1: (told(b"y" * 7, count=3),), 2: (attestation(count=3),)}, Compared.DIFFERING),
+        ({0: (told(),), 1: (told(), NOT_COMPARED)}, Compared.WINDOW),
+        ({0: (NOT_COMPARED,), 1: (NOT_COMPARED,)}, Compared.WINDOW),
+        (
+            {0: (told(ranks=range(3)),), 1: (told(b"y" * 7, ranks=range(3)),), 2: (attestation(range(3)),)},
+            Compared.DIFFERING,
+        ),
     ],
 )
 def test_all_was_compared_when_every_replica_looked_at_all_of_it(said, how_much):
@@ -171,7 +200,7 @@ def test_ranks_learn_in_which_parts_they_differ():
     stage(job, 1, ONE, (whole(b"y" * 7, parts=b"aaaacccc"),))
     for rank in (0, 1):
         (end,) = ends(job, ONE, rank)
-        assert end.where == Where(b"r" * 8, (1,))
+        assert end.where == Where(members_of((0, 1)), (1,))
 
 
 def staged(job, save, *, of=whole):

@@ -10,6 +10,7 @@ from ckptd.shared.format import layout as lay
 from ckptd.shared.format import manifest as man
 from ckptd.shared.format.digest import KIND
 from ckptd.shared.format.packed_layout import encode_layout, parted
+from ckptd.shared.format.rank_members import members_of
 from ckptd.shared.format.replica_attestations import Attestation, difference
 from ckptd.shared.format.sealed_record import VERSION
 from ckptd.shared.torchfile.dcp_metadata import MAX_BOXES, metadata_bytes
@@ -70,7 +71,8 @@ def manifest(ranks: int, tensors: int) -> float:
 
 
 def attestations(ranks: int, tensors: int) -> float:
-    said = {rank: (Attestation(b"r" * 8, ranks, b"c" * 8, b"w" + b"x" * 7),) for rank in range(ranks)}
+    members = members_of(range(ranks))
+    said = {rank: (Attestation(members, b"c" * 8, b"w" + b"x" * 7),) for rank in range(ranks)}
     began = time.process_time()
     for _ in range(tensors):
         assert not difference(said)

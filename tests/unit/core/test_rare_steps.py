@@ -7,6 +7,7 @@ from ckptd.core import events as ev
 from ckptd.core.coordinator.job_state import MAX_RECORDS
 from ckptd.core.coordinator.save_states import State
 from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.rank_members import members_of
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.protocol.messages import Cadence
 from tests.runs import OTHER_RUN, RUN
@@ -228,7 +229,7 @@ def test_an_abandoned_save_of_which_all_is_found_is_kept():
 
 def test_an_abandoned_save_whose_replicas_differ_stays_so_each_time_that_it_is_found():
     job = AJob(world=2).start()
-    told = [Attestation(b"r" * 8, 2, cut * 8, b"w" + b"x" * 7) for cut in (b"c", b"d")]
+    told = [Attestation(members_of((0, 1)), cut * 8, b"w" + b"x" * 7) for cut in (b"c", b"d")]
     for _ in range(2):
         holds(job, ONE, told=told)
         assert state(job, ONE) is State.ABANDONED

@@ -133,14 +133,14 @@ def nbytes_of(seal):
 def page_of(seal):
     """As encode_seal makes it, whatever it holds."""
     body = msgspec.msgpack.encode(seal)
-    head = (b"CKPTDSL3" + (9).to_bytes(8, "little") + len(body).to_bytes(4, "little") + body).ljust(4080, b"\0")
+    head = (b"CKPTDSL4" + (9).to_bytes(8, "little") + len(body).to_bytes(4, "little") + body).ljust(4080, b"\0")
     return head + digest(head)
 
 
 @pytest.mark.parametrize("left", [0, 1, 20, 33, 34, 60])
 def test_a_rank_seals_nothing_that_leaves_no_room_for_the_daemons_word(left):
     """The daemon writes "digested" where the rank wrote "sealed", and a digest more: what came of that ended it."""
-    attestation = Attestation(bytes(8), 2, bytes(8), bytes(8))
+    attestation = Attestation(b"\0" * 9, bytes(8), bytes(8))
     seal = Seal(state=SlotState.SEALED, job=JobKey("/" + "\U0001f600" * 900, "demo"), attestations=(attestation,) * 9)
     missing = ROOM - left - nbytes_of(seal)
     seal = msgspec.structs.replace(seal, job=JobKey(seal.job.store + "x" * missing, "demo"))

@@ -322,10 +322,10 @@ def test_a_daemon_of_another_version_leaves_what_is_staged_alone(shm):
     name = arena.allocate(PLACE, 0, 4 * PAGE)
     arena.close(remove=False)
     path = pathlib.Path(arena.slot_path(PLACE, name))
-    head = encode_seal(SEALED, 7)[:-16].replace(b"CKPTDSL3", b"CKPTDSL2")
+    head = encode_seal(SEALED, 7)[:-16].replace(b"CKPTDSL4", b"CKPTDSL3")
     before = bytes(2 * PAGE) + head + XXH3.digest(head) + bytes(PAGE)
     path.write_bytes(before)
-    with pytest.raises(ConfigError, match=f"{path}: its seal is of version 2, this program reads 3") as caught:
+    with pytest.raises(ConfigError, match=f"{path}: its seal is of version 3, this program reads 4") as caught:
         open_arena(Config(arena=shm))
     assert caught.value.hint == (
         f"drain it with the ckptd that wrote it: ckptd drain --wait; or, to give up what is staged: rm -r {shm}"

@@ -10,6 +10,7 @@ from ckptd.shared.base.ids import SaveId, file_name
 from ckptd.shared.format import manifest as man
 from ckptd.shared.format.committed_record import decode_committed, encode_committed, make_committed
 from ckptd.shared.format.digest import BLOCK_NBYTES, KIND, digest
+from ckptd.shared.format.rank_members import members_of
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.sealed_record import VERSION
 from tests.runs import RUN, SET, STORE_ID
@@ -70,7 +71,7 @@ def test_a_manifest_is_made_in_order_whatever_order_votes_come_in():
 
 def shared(content, *ranks):
     """Votes of which each has a slice of what two ranks hold."""
-    said = {rank: Attestation(b"r" * 8, 2, b"c" * 8, content[rank]) for rank in ranks}
+    said = {rank: Attestation(members_of((0, 1)), b"c" * 8, content[rank]) for rank in ranks}
     files = [msgspec.structs.replace(a_file(r), attestations=(said[r],) if r in said else ()) for r in (0, 1)]
     return [a_vote(f"n{rank}", files=[file]) for rank, file in enumerate(files)]
 
@@ -231,10 +232,10 @@ def test_records_of_another_version_are_refused_and_both_are_named(changed):
     for record, decode in ((VOTES[0].vote, man.decode_vote), (MANIFEST, man.decode_manifest)):
         fields = msgspec.to_builtins(record, builtin_types=[bytes]) | {"version": 2} | changed
         body = b"CKPTDMF1" + msgspec.msgpack.encode(fields)
-        with pytest.raises(DamagedError, match=r"^x: version 2, this program reads 4"):
+        with pytest.raises(DamagedError, match=r"^x: version 2, this program reads 5"):
             decode(body + digest(body), where="x")
     raw = msgspec.json.encode(msgspec.to_builtins(COMMITTED) | {"format": 2, "replicas": "apart"} | changed)
-    with pytest.raises(DamagedError, match=r"^x: format 2, this program reads 4"):
+    with pytest.raises(DamagedError, match=r"^x: format 2, this program reads 5"):
         decode_committed(raw, where="x")
 
 

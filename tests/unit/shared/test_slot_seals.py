@@ -43,22 +43,22 @@ def numbered(counter):
 
 def test_pages_of_every_release_are_read():
     """For ever: a slot outlives an upgrade of the daemon."""
-    page = bytes.fromhex((GOLDEN / "seal-v3.hex").read_text())
+    page = bytes.fromhex((GOLDEN / "seal-v4.hex").read_text())
     assert decode_seals(page + bytes(SEAL_NBYTES)) == (0, 41, SEAL)
 
 
 def test_the_bytes_of_today():
-    assert encode_seal(SEAL, 41) == bytes.fromhex((GOLDEN / "seal-v3.hex").read_text())
+    assert encode_seal(SEAL, 41) == bytes.fromhex((GOLDEN / "seal-v4.hex").read_text())
 
 
 def test_a_sealed_page_of_another_version_is_refused_and_both_are_named():
     """It would be read with less in it, or taken for a free slot and written over."""
-    page = bytes.fromhex((GOLDEN / "seal-v2.hex").read_text())
+    page = bytes.fromhex((GOLDEN / "seal-v3.hex").read_text())
     for pages in (page + bytes(SEAL_NBYTES), bytes(SEAL_NBYTES) + page):
-        with pytest.raises(DamagedError, match=r"^slot s: its seal is of version 2, this program reads 3") as caught:
+        with pytest.raises(DamagedError, match=r"^slot s: its seal is of version 3, this program reads 4") as caught:
             decode_seals(pages, where="slot s")
         assert "ckptd drain --wait" in caught.value.hint
-        with pytest.raises(DamagedError, match="version 2"):
+        with pytest.raises(DamagedError, match="version 3"):
             next_seal(pages, SEAL)
     torn = page[:100] + b"\xff" + page[101:]
     assert decode_seals(torn + bytes(SEAL_NBYTES))[2] == Seal()
@@ -67,7 +67,7 @@ def test_a_sealed_page_of_another_version_is_refused_and_both_are_named():
 def test_a_free_slot_of_another_version_is_free():
     from ckptd.shared.format.digest import digest  # noqa: PLC0415
 
-    head = encode_seal(Seal(), 7)[:-16].replace(b"CKPTDSL3", b"CKPTDSL2")
+    head = encode_seal(Seal(), 7)[:-16].replace(b"CKPTDSL4", b"CKPTDSL3")
     pages = head + digest(head) + bytes(SEAL_NBYTES)
     assert decode_seals(pages)[2] == Seal()
     assert decode_seals(put(pages, SEAL))[2] == SEAL
@@ -119,7 +119,7 @@ def test_every_byte_flipped_is_found():
 def test_a_valid_digest_over_nonsense_is_no_seal():
     from ckptd.shared.format.digest import digest  # noqa: PLC0415
 
-    for head in (b"CKPTDSL3" + (9).to_bytes(8, "little") + (5000).to_bytes(4, "little"), b"CKPTDSL9", b""):
+    for head in (b"CKPTDSL4" + (9).to_bytes(8, "little") + (5000).to_bytes(4, "little"), b"CKPTDSL9", b""):
         page = head.ljust(SEAL_NBYTES - 16, b"\0")
         assert decode_seals((page + digest(page)) * 2)[2] == Seal()
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptd.shared.format.layout import TensorEntry
+from ckptd.shared.format.rank_members import members_of
 from ckptd.shared.format.replica_attestations import WHOLE, Attestation
 from ckptd_client._state.replica_choice import notes_of, taken_of
 from ckptd_client._state.reshard import Box, Saved, cover
@@ -55,7 +56,10 @@ def test_the_note_names_the_ranks_and_only_where_replicas_differed():
     lines = [saved(0, (0, 0), (3, 4)), saved(1, (3, 0), (3, 4)), saved(2, (0, 0), (3, 4)), saved(3, (3, 0), (3, 4))]
     taken = taken_of(["line", "w"], {"line": lines, "w": [lines[2], lines[0]]}, {"line": "s['line']", "w": "s['w']"})
     assert taken == {(0, 1): ["s['line']"], (0,): ["s['w']"]}
-    said = {rank: (Attestation(b"r" * 8, 2, b"c" * 8, WHOLE + bytes([rank] * 7), only_told=True),) for rank in range(2)}
+    said = {
+        rank: (Attestation(members_of((0, 1)), b"c" * 8, WHOLE + bytes([rank] * 7), only_told=True),)
+        for rank in range(2)
+    }
     assert notes_of(taken, said) == [
         "s['w']: the bytes of rank 0 were taken, on every rank; those of other ranks differed",
         "s['line']: the bytes of ranks 0 to 1 were taken, on every rank; those of other ranks differed",

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.packed_layout import decode_layout
-from ckptd.shared.format.replica_attestations import PART_NBYTES, Where, not_compared
+from ckptd.shared.format.replica_attestations import NOT_COMPARED, PART_NBYTES, Where
 from ckptd.shared.protocol.messages import Cadence, Milestone
 from ckptd_client import ConfigError
 from ckptd_client._daemon.settings import verification
@@ -122,7 +122,7 @@ def test_what_no_stream_has_is_said_to_be_compared_by_none(balanced):
         assert values is not None
         said[name] = values.plain.attestations
     (ours,) = said["ours"]
-    assert said["both"][-1] == not_compared(2)
+    assert said["both"][-1] == NOT_COMPARED
     assert [attestation.of_all_bytes for attestation in said["both"]] == [True, False]
     assert ours.only_told is not balanced
 
@@ -319,8 +319,8 @@ def test_keys_are_named_for_the_save_in_which_they_differ():
     sampling = Sampling()
     sampling.record(one, Sample(1, whole=True), Handle(1))
     sampling.record(other, Sample(2, whole=True), Handle(2))
-    assert sampling.names(a_save(1), Where(one[0].sum, (0, 2))) == ["t0", "t2"]
-    assert sampling.names(a_save(3), Where(one[0].sum, (0, 2))) == []
+    assert sampling.names(a_save(1), Where(one[0].members, (0, 2))) == ["t0", "t2"]
+    assert sampling.names(a_save(3), Where(one[0].members, (0, 2))) == []
     assert listed([f"k{i}" for i in range(10)]).endswith("k7, ... (10 in all)")
 
 
@@ -331,7 +331,7 @@ def test_a_rank_that_is_not_torchs_takes_no_mesh_or_process_group_for_replicas(l
 
 def test_parameters_that_ddp_does_not_sum_are_everybodys_own(lone_group, monkeypatch):
     """A group of one has no replicas; so the group is said to be of two."""
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+    monkeypatch.setattr(torch.distributed, "get_process_group_ranks", lambda _: [0, 1])
     monkeypatch.setattr(replicas, "_numbers_agree", lambda _: True)
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     net[1].requires_grad_(False)

@@ -7,6 +7,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.coordinator.save_record import Record
 from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.rank_members import members_of
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import node_messages
@@ -157,7 +158,7 @@ def test_replicas_restore_from_memory_at_any_number_of_nodes(sets):
     gathers = [message for _, message in seen if isinstance(message, ev.GatherOrdered)]
     assert len(gathers) == 65  # and its own
     assert len(set(gathers)) == 1
-    assert len(node_messages.encode(gathers[0])) < 200 + 20 * sets
+    assert len(node_messages.encode(gathers[0])) < 200
     assert not [message for _, message in seen if isinstance(message, ev.FetchOrdered)]
     reports = [message.event for _, message in seen if isinstance(message, ev.Report)]
     gathered = [event for event in reports if isinstance(event, ev.SegmentsGathered)]
@@ -275,23 +276,10 @@ def test_what_cannot_be_copied_is_rebuilt():
     assert [(order.save, order.tier) for order in orders] == [(ONE, Tier.REBUILT)] * 2 + [(ONE, Tier.PEER)], orders
 
 
-def test_sets_are_those_that_share():
-    record = cluster_record({0: (b"x" * 8,), 1: (b"y" * 8,), 2: (b"x" * 8,), 3: (b"y" * 8,), 4: ()})
-    assert sorted(record.sets) == [(0, 2), (1, 3)]
-
-
 def test_who_saved_all_of_its_own_needs_none():
-    record = cluster_record({0: (b"x" * 8,), 1: (b"x" * 8,)})
-    record.attestations = {
-        r: tuple(replace(attestation, only_told=True) for attestation in said)
-        for r, said in record.attestations.items()
-    }
-    assert record.sets == []
+    said = Attestation(members_of((0, 1)), b"c" * 8, b"w" * 8)
+    record = Record(ONE, 2, 0.0, attestations=dict.fromkeys((0, 1), (said,)))
+    assert record.shared_by_all
+    record.attestations = dict.fromkeys((0, 1), (replace(said, only_told=True),))
     assert not record.shared
-
-
-def cluster_record(sets):
-
-    record = Record(ONE, len(sets), 0.0)
-    record.attestations = {r: tuple(Attestation(s, 2, b"c" * 8, b"w" * 8) for s in said) for r, said in sets.items()}
-    return record
+    assert not record.shared_by_all
