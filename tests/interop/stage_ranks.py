@@ -112,7 +112,7 @@ def save(folder, milestone):
         client.save(training.state(), STEP, drain=milestone == "durable").wait(milestone, 60)
         expected = training.plain()
         whole, saved, shared = nbytes_of(expected), client.stats().nbytes - before, dist.get_world_size() // 2
-        # DDP's and "all" by the ranks of a stage, HSDP's and "line" by two, "shards" and "own" by nobody.
+        # DDP's and "all" by the ranks of a stage, HSDP's and "line" by two, "shards" and "own" by no other.
         assert saved < whole / (2 if shared == 2 else 3) + 5 * ROWS + 40_000, (saved, whole)
         torch.save(expected, kept(folder, dist.get_rank()))
         if milestone == "durable":

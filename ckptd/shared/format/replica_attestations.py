@@ -37,7 +37,7 @@ class Attestation(msgspec.Struct, frozen=True, array_like=True):
     ``only_told``: the images are whole without it, so a save whose replicas differ stands, and its record says so.
     """
 
-    members: _Members  # of the set, this rank among them; nobody where they are not known
+    members: _Members  # of the set, this rank among them; NOBODY where they are not known
     cut: _Sum  # of names, dtypes and local shapes, in their order: the replicas' cuts follow from it
     content: _Sum  # of the bytes that were looked at this time; the first byte says which those are
     parts: Annotated[bytes, msgspec.Meta(max_length=MAX_SHARED_PARTS * PART_NBYTES)] = b""

@@ -224,22 +224,20 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     ties = _ties(tensors, shards)
     tied = {i for i, _ in ties}
     whole = {i for i, shard in shards.items() if i in tied or not _is_one(shard)}
-    known = replicated is not None and world_size > 1
-    replicas = replicas_of(flat, replicated or (), Group(rank, world_size, "")) if known else Replicas({}, {}, ())
-    ranks = {i: ranks for i, ranks in replicas.ranks.items() if not is_own(flat.names[i])}
-    streams = streams_of(ranks, flat, skipped=whole)
+    replicas = Replicas({}, {}, ())
+    if replicated is not None and world_size > 1:
+        replicas = replicas_of(flat, replicated, Group(rank, world_size, ""), is_own)
+    streams = streams_of(replicas.ranks, flat, skipped=whole)
     rows, others = slices_of(streams, rank) if balanced else ({}, set())
     stored, cut, boxes = _boxes(flat, [i for i in tensors if i not in tied | others], shards, rows)
     kept = {*stored, *cut}
     _warn(boxes, rank)
     image = make_image(boxes, rank=rank, world_size=world_size, dual=dual)
     aliases = {flat.names[tied]: flat.names[source] for tied, source in ties if source in kept}
-    held_alike = _held_alike(flat, ranks, kept - set(rows), world_size)
+    held_alike = _held_alike(flat, replicas.ranks, kept - set(rows), world_size)
     untied = {i: shard for i, shard in shards.items() if i not in tied}
-    holders = {
-        flat.names[i]: found for i, found in replicas.holders.items() if i in untied and not is_own(flat.names[i])
-    }
-    spread = _spread(image, flat, untied, ranks)
+    holders = {flat.names[i]: found for i, found in replicas.holders.items() if i in untied}
+    spread = _spread(image, flat, untied, replicas.ranks)
     layout = _layout(image, flat, spread, aliases=aliases, held_alike=held_alike, holders=holders)
     return Plan(
         structure=flat.structure,
@@ -251,7 +249,7 @@ def make_plan(  # noqa: PLR0913 - keyword-only
         cuts=[(at, rows[i]) for at, i in enumerate(stored) if i in rows],
         streams=streams,
         balanced=balanced and replicated is not None,
-        unseen=_unseen(flat, ranks, streams, dict(ties)),
+        unseen=_unseen(flat, replicas.ranks, streams, dict(ties)),
         grounds=replicas.grounds,
         cut=cut,
         of_boxes=[*stored, *(i for i in cut for _ in shards[i].chunks)],

@@ -203,16 +203,16 @@ def _meant(out: Fit, saves: Saves, where: str) -> Saves:
     """The saves with one tensor of each name, where parts of the job saved several."""
     boxes = dict(saves.boxes)
     doubtful = list[Doubtful]()
-    for name in boxes.keys() & saves.held.keys():
-        held = saves.held[name]
+    for name, held in saves.held.items():
+        if name not in boxes:
+            continue  # this rank does not want it
         if held.is_meant(out.tensors[name]):
             continue
         if not saves.whole:
             raise OtherRanksNeededError(f"{where}: {format_path(saves.paths[name])} is held by other ranks now")
-        taken = held.lowest
-        boxes[name] = held.sets[taken]
-        others = [found for members, found in held.sets.items() if members != taken]
-        doubtful += [Doubtful(name, boxes[name], others)] if others and not saves.named.is_common(name) else []
+        boxes[name] = held.sets[held.lowest]
+        if len(held.sets) > 1 and not saves.named.is_common(name):
+            doubtful.append(Doubtful(name, held))
     if doubtful:
         out.twins = Twins(doubtful, {one.name: format_path(saves.paths[one.name]) for one in doubtful}, where)
     return replace(saves, boxes=boxes)

@@ -14,7 +14,7 @@ import xxhash
 
 from ckptd.shared.base.errors import DamagedError, MismatchError
 from ckptd.shared.format.layout import Layout
-from ckptd.shared.format.rank_members import ranks_in
+from ckptd.shared.format.rank_members import NOBODY, ranks_in
 from ckptd.shared.format.tensor_holders import holders_of
 from ckptd_client._load.image_ranges import Images, ReadAt
 from ckptd_client._state.naming import listed, ranks_of
@@ -60,21 +60,39 @@ def held_apart(layouts: Sequence[Layout], rank: int | None) -> dict[str, Held]:
     """Every name that a part of the job holds, without boxes. rank: as which this one saved; None: as none."""
     names = {id(layout.holders): layout.holders for layout in layouts if layout.holders}
     found = {name: Held(None) for holders in names.values() for name in holders}
-    for layout in layouts:
-        tied = (name for name, owner in layout.aliases.items() if owner in layout.holders)
-        found |= {name: Held(None) for name in tied if name not in found}
+    tied = [(layout, name) for layout in layouts for name, owner in layout.aliases.items() if owner in layout.holders]
+    found |= {name: Held(None) for _, name in tied if name not in found}
     own = next((layout for layout in layouts if layout.rank == rank), None)
-    for name in found.keys() & own.paths.keys() if own is not None else ():
-        found[name].mine = holders_of(own, name) if own is not None else None
+    if own is None:
+        return found
+    for name in found.keys() & own.paths.keys():
+        found[name].mine = holders_of(own, name)
+    for layout, name in tied:  # a rank whose slice has nothing of the bytes does not say to which name it is tied
+        members = holders_of(layout, name)
+        if found[name].mine == NOBODY and own.holders.get(layout.aliases[name]) == members:
+            found[name].mine = members
     return found
 
 
 class Doubtful(NamedTuple):
-    """A name of which it is not certain which tensor is meant: the boxes that are taken, and those of the others."""
+    """A name of which it is not certain which tensor is meant: the one that is taken, and the others, by holders."""
 
     name: str
-    taken: list[Saved]
-    others: list[list[Saved]]
+    held: Held
+
+    @property
+    def taken(self) -> list[Saved]:
+        """The boxes of the lowest ranks."""
+        return self.held.sets[self.held.lowest]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor that is taken."""
+        return sum(saved.entry.nbytes for saved in self.taken)
+
+    def ranks(self, members: bytes) -> str:
+        """The holders in words; where they are not known, those that saved something of it."""
+        return ranks_of(ranks_in(members) or {saved.rank for saved in self.held.sets[members]})
 
 
 class Twins:
@@ -88,42 +106,37 @@ class Twins:
     def compare(self, images: Images) -> None:
         """Reads the tensors of each name. Blocks. Raises MismatchError where they differ."""
         nbytes, reads = MAX_NBYTES, MAX_READS
-        for one in sorted(self._doubtful, key=_nbytes):
-            sets = [one.taken, *one.others]
-            if len({(saved.entry.dtype, saved.entry.global_shape) for boxes in sets for saved in boxes}) > 1:
-                raise self._differ(one, one.others[0])
-            runs = [_runs(boxes) for boxes in sets]
-            nbytes, reads = nbytes - _nbytes(one) * len(sets), reads - sum(map(len, runs))
-            found = [_digest(some, images) if min(nbytes, reads) >= 0 else b"" for some in runs]
-            for boxes, digest in zip(one.others, found[1:], strict=True):
-                if found[0] and digest and digest != found[0]:
-                    raise self._differ(one, boxes)
-            self._open += [one] if b"" in found else []
+        for one in sorted(self._doubtful, key=lambda one: one.nbytes):
+            runs = {members: _runs(boxes) for members, boxes in one.held.sets.items()}
+            nbytes, reads = nbytes - one.nbytes * len(runs), reads - sum(map(len, runs.values()))
+            readable = min(nbytes, reads) >= 0
+            found = {members: _digest(some, images) if readable else b"" for members, some in runs.items()}
+            taken = found[one.held.lowest]
+            for members, digest in found.items():
+                if _kind(one.held.sets[members]) != _kind(one.taken) or (taken and digest and digest != taken):
+                    raise self._differ(one, members)
+            self._open += [one] if b"" in found.values() else []
 
     def notes(self) -> list[str]:
         """Notes for the user: what was not compared."""
-        groups: dict[tuple[int, ...], list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for one in self._open:
-            groups.setdefault(_ranks(one.taken), []).append(self._places[one.name])
+            groups.setdefault(one.ranks(one.held.lowest), []).append(self._places[one.name])
         what = "perhaps other ranks saved another tensor of the name: they were not compared"
         return [
-            f"{listed(places)}: the tensor of {ranks_of(ranks)} was taken, on every rank; {what}; what all ranks hold "
+            f"{listed(places)}: the tensor of {ranks} was taken, on every rank; {what}; what all ranks hold "
             "alike connect(replicated=[...]) names"
             for ranks, places in groups.items()
         ]
 
-    def _differ(self, one: Doubtful, other: list[Saved]) -> MismatchError:
-        ours, theirs = ranks_of(_ranks(one.taken)), ranks_of(_ranks(other))
+    def _differ(self, one: Doubtful, other: bytes) -> MismatchError:
+        ours, theirs = one.ranks(one.held.lowest), one.ranks(other)
         text = f"{self._where}: {self._places[one.name]} is one tensor on {ours}, and another on {theirs}"
         return MismatchError(f"{text}: nothing says which of them these ranks want", hint=_HINT)
 
 
-def _ranks(boxes: Iterable[Saved]) -> tuple[int, ...]:
-    return tuple(sorted({saved.rank for saved in boxes}))
-
-
-def _nbytes(one: Doubtful) -> int:
-    return sum(saved.entry.nbytes for saved in one.taken)
+def _kind(boxes: Sequence[Saved]) -> tuple[str, tuple[int, ...]]:
+    return boxes[0].entry.dtype, boxes[0].entry.global_shape
 
 
 def _runs(boxes: Sequence[Saved]) -> list[Run]:

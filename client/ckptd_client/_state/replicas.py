@@ -3,7 +3,7 @@
 import fnmatch
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,13 +35,13 @@ class Replicas(NamedTuple):
     grounds: tuple["Ground", ...]
 
 
-def replicas_of(flat: Flat, patterns: Sequence[str], group: Group) -> Replicas:
+def replicas_of(flat: Flat, patterns: Sequence[str], group: Group, is_own: Callable[[str], bool]) -> Replicas:
     """For each replicated tensor the ranks that hold it, where that is certain.
 
     Placements of DTensors show it. Plain tensors count if the user named them, if they are parameters of a
     DistributedDataParallel in the state, or if one of torch's optimizers keeps them for such parameters alone. Meshes
     and process groups may be of any ranks. Two parts of the job may hold different tensors of one name, so the ranks of
-    the mesh or group are told too.
+    the mesh or group are found too. is_own: whether each rank has its own value of a name, whatever it looks like.
     """
     everybody = tuple(range(group.world_size))
     known = _numbers_agree(group)
@@ -50,7 +50,7 @@ def replicas_of(flat: Flat, patterns: Sequence[str], group: Group) -> Replicas:
     found: dict[int, tuple[int, ...]] = {}
     holders: dict[int, bytes] = {}
     for position, (name, path, value) in enumerate(zip(flat.names, flat.paths, flat.values, strict=True)):
-        if not is_tensor(value):
+        if not is_tensor(value) or is_own(name):
             continue
         ranks: Ranks = ()
         held: Ranks = ()  # by these together

@@ -79,7 +79,7 @@ def test_ranks_that_looked_at_different_bytes_are_not_compared():
         ((0, 3, 4, 5), "rank 4 saved a slice"),
     ],
 )
-def test_the_members_of_a_set_are_named_and_all_of_them_and_nobody_else_must_share(said_by, why):
+def test_all_members_of_a_set_and_no_other_rank_must_share(said_by, why):
     """Two stages of a pipeline, of three and of two ranks; and a rank of none."""
     uneven, other = attestation((0, 3, 5)), attestation((1, 2), cut=b"d" * 8)
     said = dict.fromkeys(said_by, (uneven,))

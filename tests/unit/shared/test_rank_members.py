@@ -54,7 +54,7 @@ def test_three_hundred_ranks_without_any_order_have_a_place_in_a_seal():
     assert len(members_of(some)) <= MAX_MEMBERS_NBYTES
 
 
-def test_nobody_is_no_bytes():
+def test_a_set_of_no_rank_is_no_bytes():
     assert members_of([]) == NOBODY
     assert count_of(NOBODY) == 0
     assert ranks_in(NOBODY) == ()
