@@ -11,7 +11,7 @@ from ckptd.shared.format.packed_layout import decode_layout
 from ckptd.shared.format.rank_members import members_of
 from ckptd_client import MismatchError
 from ckptd_client._image import plan
-from ckptd_client._load import holders
+from ckptd_client._load import twins
 from ckptd_client._load.rounds import read_checkpoint
 from ckptd_client._local.rank import Group
 from ckptd_client._state.naming import Named
@@ -87,7 +87,7 @@ def test_tensors_that_are_the_same_everywhere_are_one(stored):
 
 
 def test_what_is_too_large_to_compare_is_named_but_not_what_is_declared(stored, monkeypatch):
-    monkeypatch.setattr(holders, "MAX_NBYTES", 200)
+    monkeypatch.setattr(twins, "MAX_NBYTES", 200)
     directory = stored()
     with pytest.raises(MismatchError, match="bias"):
         load(directory, 0, 3)
@@ -100,7 +100,7 @@ def test_what_is_too_large_to_compare_is_named_but_not_what_is_declared(stored, 
 
 
 def test_an_image_that_cannot_be_read_is_no_damage_for_a_note(stored, monkeypatch):
-    monkeypatch.setattr(holders, "_digest", lambda _runs, _images: b"")
+    monkeypatch.setattr(twins, "_digest", lambda _runs, _images: b"")
     _, notes = load(stored(), 0, 3)
     assert [note for note in notes if "not compared" in note]
 
@@ -139,5 +139,5 @@ def test_a_layout_names_the_holders_of_what_the_rank_saves_nothing_of_too():
 def test_a_tied_name_is_its_stages_also_on_a_rank_that_saves_nothing_of_it():
     found = layouts()
     last = next(layout for layout in found if layout.rank in STAGES[1] and not layout.aliases)
-    held = holders.held_apart(found, last.rank)
+    held = twins.held_apart(found, last.rank)
     assert held["tied"].mine == members_of(STAGES[1])
