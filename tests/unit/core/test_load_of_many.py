@@ -22,6 +22,9 @@ GROWTH = 8  # times as many nodes
 LINEAR = 3 * GROWTH  # at most so many times the time; what grows with the square takes 64 times
 
 
+PAIRS = "pairs"  # as many sets as there are pairs of ranks
+
+
 class Many:
     """The coordinator of a job of many nodes, all of which have the newest save."""
 
@@ -90,7 +93,7 @@ def orders(actions, kind):
 
 def load(nodes, sets):
     """The processor's time of a load, and its longest turn."""
-    many = Many(nodes, sets)
+    many = Many(nodes, nodes * RANKS // 2 if sets == PAIRS else sets)
     actions = many.ask()
     if sets:
         (gather,) = orders(actions, ev.GatherOrdered)
@@ -107,7 +110,7 @@ def load(nodes, sets):
     return many.spent, many.longest
 
 
-@pytest.mark.parametrize("sets", [0, 4])
+@pytest.mark.parametrize("sets", [0, 4, PAIRS])
 def test_a_load_from_memory_is_linear(sets):
     """sets: of replicas, each of which needs the segments of the others."""
     load(8, sets)  # what the first one alone costs

@@ -22,7 +22,7 @@ from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.protocol.segments import Wanted
 from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 from tests.runs import RUN, SET, STORE_ID
-from tests.seals import a_seal, attestations_of
+from tests.seals import a_seal, attestations_in, attestations_of
 
 Table.strict = True  # a step that no table of the core has is an error
 _MOMENT_S = 0.2
@@ -149,11 +149,14 @@ class ACluster:
         self.damaged: set[tuple[str, int]] = set()  # node and rank: its slot there, as who pulls from it finds
         self.here: dict[int, dict[int, str]] = {}  # what each rank was told of in a load: files, by rank that saved
         self.replicas = 0  # sets of ranks that save slices of what each set holds
+        self.sets: tuple[tuple[int, ...], ...] = ()  # or these, which need not have all ranks
         for name in names:
             self.add(name)
 
     def attestations(self, world: int, rank: int) -> tuple[Attestation, ...]:
         """What one of so many ranks attests."""
+        if self.sets:
+            return attestations_in(self.sets, rank)
         return attestations_of(world, rank, self.replicas) if self.replicas else ()
 
     def add(self, name: str) -> ANode:

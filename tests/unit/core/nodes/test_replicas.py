@@ -13,6 +13,7 @@ from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.messages import Tier
 from tests.runs import RUN
+from tests.seals import attestations_in
 from tests.unit.core.nodes.a_cluster import KEY, ONE, ACluster
 
 
@@ -174,6 +175,56 @@ def test_replicas_restore_from_memory_at_any_number_of_nodes(sets):
         if isinstance(event, ev.SegmentsReleased)
     ]
     assert set(held(job)) == {1}
+
+
+def ranks_at(job, names):
+    return {name: {slot.rank for slot in job.nodes[name].job.node.slots.holding(ONE)} for name in names}
+
+
+STAGES = ((0, 1, 4), (2, 3), (5, 7), (4, 7))  # uneven; one node has two of a set, ranks 4 and 7 are in two, 6 in none
+
+
+def stages(homes):
+    job = ACluster("abcdef", scheme=Scheme.XOR)
+    job.sets = STAGES
+    job.held = {act.Drain}
+    job.connect(homes)
+    job.stage(ONE)
+    assert not job.nodes["a"].job.coordinator.facts.records[ONE].mismatched
+    job.end_ranks()
+    return job
+
+
+def test_a_node_gets_the_segments_of_its_ranks_own_sets_alone():
+    job = stages("aabbcdde")
+    job.connect("aabbcdde")
+    orders = {rank: job.answer(rank, seq) for rank, seq in job.ask().items()}
+    assert {(order.save, order.whole) for order in orders.values()} == {(ONE, True)}
+    assert [orders[rank].tier for rank in (0, 2, 4)] == [Tier.PEER, Tier.ARENA, Tier.PEER]
+    assert ranks_at(job, "abcde") == {"a": {0, 1, 4}, "b": {2, 3}, "c": {0, 1, 4, 7}, "d": {5, 6, 7}, "e": {4, 5, 7}}
+    assert all(answer.agreed for answer in report(job, orders).values())
+
+
+def test_ranks_that_moved_bring_the_names_of_their_sets_along():
+    """The seal of a rank's segment comes to its new node before the others of its sets."""
+    job = stages("aabbcdde")
+    job.lose("e")
+    job.connect("aabbcddf")
+    orders = {rank: job.answer(rank, seq) for rank, seq in job.ask().items()}
+    assert {(order.save, order.whole) for order in orders.values()} == {(ONE, True)}
+    assert orders[7].tier is Tier.REBUILT
+    assert ranks_at(job, "acdf") == {"a": {0, 1, 4}, "c": {0, 1, 4, 7}, "d": {5, 6, 7}, "f": {4, 5, 7}}
+
+
+def test_a_rank_that_is_in_no_set_of_its_words_ends_the_save():
+    job = ACluster("abc", scheme=Scheme.NONE)
+    job.connect("abc")
+    job.sets = ((0, 1),)
+    job.attestations = lambda _world, rank: attestations_in(((0, 1),), min(rank, 1))
+    job.stage(ONE)
+    record = job.nodes["a"].job.coordinator.facts.records[ONE]
+    assert record.mismatched
+    assert record.reason == "rank 2 saved a slice of what it does not hold with the others"
 
 
 def test_a_node_that_was_replaced_gets_its_own_segment_first():
