@@ -5,7 +5,8 @@ of their first ranks, each number in groups of 7 bits. Equal sets have equal byt
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ckptd.shared.base.ids import MAX_RANKS
@@ -14,23 +15,13 @@ MAX_MEMBERS_NBYTES = 768  # of all sets of a rank: its seal is a page
 NOBODY = b""
 _LEAST = 2  # ranks in a dimension
 _MORE = 0x80
-_KEPT = 1024  # sets
+_BITS = MAX_RANKS.bit_length()
+_KEPT = 16_384  # sets
 
 
 class _Block(NamedTuple):
     first: int
     dims: tuple[tuple[int, int], ...] = ()  # count and step, from the innermost on
-
-    @property
-    def size(self) -> int:
-        found = 1
-        for count, _ in self.dims:
-            found *= count
-        return found
-
-    @property
-    def last(self) -> int:
-        return self.first + sum((count - 1) * step for count, step in self.dims)
 
 
 def members_of(ranks: Sequence[int]) -> bytes:
@@ -71,33 +62,40 @@ def _packed(number: int) -> bytes:
     return bytes(found)
 
 
-def _numbers(members: bytes) -> Iterator[int]:
+def _numbers(members: bytes) -> list[int]:
+    found = []
     number = shift = 0
     for byte in members:
         number |= (byte & 0x7F) << shift
         shift += 7
-        if not byte & _MORE:
-            yield number
+        if byte < _MORE:
+            found.append(number)
             number = shift = 0
-        elif number >= MAX_RANKS or shift > MAX_RANKS.bit_length():
+        elif shift >= _BITS:
             raise ValueError("a number beyond all ranks")
     if shift:
         raise ValueError("members that end within a number")
+    return found
 
 
 @functools.lru_cache(_KEPT)
 def _blocks_in(members: bytes) -> tuple[_Block, ...]:
-    numbers, blocks, before, total = _numbers(members), list[_Block](), 0, 0
-    for delta in numbers:
-        dims = [(next(numbers, 0), next(numbers, 0)) for _ in range(min(next(numbers, 0), MAX_RANKS.bit_length()))]
-        block = _Block(before + delta, tuple(dims))
-        if any(count < _LEAST or step < 1 for count, step in dims) or block.last >= MAX_RANKS:
-            raise ValueError("members that are no ranks of a job")
-        total += block.size
-        if total > MAX_RANKS:
-            raise ValueError(f"members that are more than {MAX_RANKS} ranks")
-        blocks.append(block)
-        before = block.first
+    numbers, blocks, first, total, at = _numbers(members), list[_Block](), 0, 0, 0
+    while at < len(numbers):
+        first += numbers[at]
+        stop = at + 2 + 2 * sum(numbers[at + 1 : at + 2])
+        dims = tuple(zip(numbers[at + 2 : stop : 2], numbers[at + 3 : stop : 2], strict=False))
+        size, last = 1, first
+        for count, step in dims:
+            size *= count
+            last += (count - 1) * step
+            if count < _LEAST or step < 1:
+                raise ValueError("members that are no ranks of a job")
+        total += size
+        if stop > len(numbers) or at + 1 == len(numbers) or last >= MAX_RANKS or total > MAX_RANKS:
+            raise ValueError(f"members that are no ranks of a job, which has at most {MAX_RANKS}")
+        blocks.append(_Block(first, dims))
+        at = stop
     return tuple(blocks)
 
 
@@ -108,17 +106,16 @@ def check_members(members: bytes) -> None:
 
 def count_of(members: bytes) -> int:
     """The number of members."""
-    return sum(block.size for block in _blocks_in(members))
+    return sum(math.prod(count for count, _ in dims) for _, dims in _blocks_in(members))
 
 
 @functools.lru_cache(_KEPT)
 def ranks_in(members: bytes) -> tuple[int, ...]:
     """The members, ascending: as many as count_of says. Raises ValueError for bytes that are no set."""
-    return tuple(sorted(rank for block in _blocks_in(members) for rank in _ranks_of(block)))
-
-
-def _ranks_of(block: _Block) -> Iterable[int]:
-    found = [block.first]
-    for count, step in block.dims:
-        found = [rank + number * step for number in range(count) for rank in found]
-    return found
+    found: list[int] = []
+    for first, dims in _blocks_in(members):
+        ranks = [first]
+        for count, step in dims:
+            ranks = [rank + number * step for number in range(count) for rank in ranks]
+        found += ranks
+    return tuple(sorted(found))
