@@ -11,11 +11,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.packed_layout import decode_layout
+from ckptd.shared.format.rank_members import MAX_MEMBERS_NBYTES, members_of
 from ckptd.shared.format.replica_attestations import NOT_COMPARED, PART_NBYTES, Where
 from ckptd.shared.protocol.messages import Cadence, Milestone
 from ckptd_client import ConfigError
 from ckptd_client._daemon.settings import verification
 from ckptd_client._image.plan import gather, make_plan
+from ckptd_client._local.rank import Group
 from ckptd_client._state import replica_digests, replica_slices, replicas
 from ckptd_client._state.replica_choice import held_alike, of_the_lowest
 from ckptd_client._state.replica_slices import WINDOWS, attestation_of_digests, digests_of, streams_of
@@ -342,3 +344,61 @@ def test_parameters_that_ddp_does_not_sum_are_everybodys_own(lone_group, monkeyp
     net[1].requires_grad_(True)
     assert gather(first, state) is None
     assert not make_plan(state, rank=0, world_size=2, replicated=()).streams
+
+
+# --- a part of the job
+
+
+def of_groups(monkeypatch, groups):
+    """The DDP modules of a test are said to be of these ranks, in the order in which they were made."""
+    numbers = {}
+    monkeypatch.setattr(replicas, "_numbers_agree", lambda _: True)
+    monkeypatch.setattr(replicas, "_ranks_of", lambda module: numbers.setdefault(id(module), groups[len(numbers)]))
+
+
+def found_in(state, rank=3, world_size=6, **options):
+    flat = flatten(state, lambda value: isinstance(value, torch.Tensor))
+    found = replicas.replicas_of(flat, (), Group(rank, world_size, ""), options.get("is_own", lambda _: False))
+    return {flat.names[i]: (ranks, found.holders.get(i)) for i, ranks in found.ranks.items()}
+
+
+def test_parameters_of_a_ddp_over_a_subgroup_and_their_optimizers_state_are_that_groups(lone_group, monkeypatch):
+    of_groups(monkeypatch, [(1, 3, 4)])
+    net = DistributedDataParallel(nn.Linear(4, 4))
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    found = found_in({"net": net, "optimizer": optimizer, "own": torch.ones(3)})
+    assert len(found) == 2 + 6
+    assert set(found.values()) == {((1, 3, 4), members_of((1, 3, 4)))}
+
+
+def test_an_optimizer_of_parameters_of_two_groups_is_the_ranks_own(lone_group, monkeypatch):
+    of_groups(monkeypatch, [(1, 3), (3, 5)])
+    nets = [DistributedDataParallel(nn.Linear(4, 4)) for _ in range(2)]
+    optimizer = torch.optim.SGD([p for net in nets for p in net.parameters()], momentum=0.9)
+    for net in nets:
+        net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    found = found_in({"a": nets[0], "b": nets[1], "optimizer": optimizer})
+    assert {name.partition(".")[0]: ranks for name, (ranks, _) in found.items()} == {"a": (1, 3), "b": (3, 5)}
+
+
+def test_what_is_each_ranks_own_has_no_holders(lone_group, monkeypatch):
+    of_groups(monkeypatch, [(1, 3)])
+    net = DistributedDataParallel(nn.Linear(4, 4))
+    assert list(found_in({"net": net}, is_own=lambda name: name.endswith("bias"))) == ["net.module.weight"]
+
+
+def test_all_ranks_are_no_part(lone_group, monkeypatch):
+    of_groups(monkeypatch, [tuple(range(6))])
+    assert {held for _, held in found_in({"net": DistributedDataParallel(nn.Linear(4, 4))}).values()} == {None}
+
+
+def test_sets_that_a_seal_has_no_room_for_have_no_stream():
+    """Two large ones without any order: the first fits, the second does not, a small one does."""
+    large = [tuple(sorted({number * number * k % 79_999 for number in range(1, 220)})) for k in (7, 11)]
+    pair = (79_998, 79_999)
+    sets = sorted([*large, pair])
+    assert replica_slices.fitting(sets) == [sets[0], pair]
+    assert sum(len(members_of(ranks)) for ranks in replica_slices.fitting(sets)) <= MAX_MEMBERS_NBYTES
