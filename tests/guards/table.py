@@ -1,11 +1,21 @@
 """All guards, and the fault tests without one. A test that promises something needs a guard: what else can break it?"""
 
-from tests.guards import of_connect, of_daemons, of_ends, of_leaders, of_nodes, of_saves, of_simulator, of_tools
+from tests.guards import (
+    of_connect,
+    of_daemons,
+    of_ends,
+    of_leaders,
+    of_nodes,
+    of_replicas,
+    of_saves,
+    of_simulator,
+    of_tools,
+)
 from tests.guards.guard import FAULTS, Guard
 
 GUARDS: tuple[Guard, ...] = (
     *of_simulator.ROWS, *of_nodes.ROWS, *of_saves.ROWS, *of_daemons.ROWS, *of_ends.ROWS, *of_tools.ROWS,
-    *of_connect.ROWS, *of_leaders.ROWS,
+    *of_connect.ROWS, *of_leaders.ROWS, *of_replicas.ROWS,
 )  # fmt: skip
 
 _COSTS = "it takes 3 GiB of /dev/shm and fails after a minute; tests/faults/test_slow_memory.py has the same guard"

@@ -1,0 +1,50 @@
+"""Guards of replicas in a part of the job: whose slices make a whole, who gets them, whose tensor a name means."""
+
+from tests.guards.guard import Edit, Guard
+
+_CLIENT = "client/ckptd_client/"
+_HOLDERS = "tests/unit/client/load/test_holders.py::"
+_STAGES = "tests/interop/test_stages.py::"
+
+
+def _row(name: str, file: str, text: str, removed: str, *tests: str) -> Guard:
+    return Guard(name, (Edit(file, text, removed),), tests)
+
+
+ROWS = (
+    _row(
+        "only-the-members-of-a-set-share-it", "ckptd/shared/format/replica_attestations.py",
+        "if tuple(said_by) == ranks_in(members):", "if members:",
+        "tests/unit/core/test_attestations.py::test_all_members_of_a_set_and_no_other_rank_must_share",
+        "tests/unit/core/nodes/test_replicas.py::test_a_rank_that_is_in_no_set_of_its_words_ends_the_save",
+    ),
+    _row(
+        "a-node-gets-its-ranks-sets-alone", "ckptd/core/node/gather.py",
+        "if rank < world_size)", "if rank < world_size) | {*range(world_size)}",
+        "tests/unit/core/nodes/test_replicas.py::test_replicas_restore_from_memory_at_any_number_of_nodes",
+        "tests/unit/core/nodes/test_replicas.py::test_a_node_gets_the_segments_of_its_ranks_own_sets_alone",
+    ),
+    _row(
+        "a-tensor-of-a-part-of-the-job-is-its-holders", "ckptd/shared/format/holders.py",
+        "layout.holders.get(layout.aliases.get(name, name), NOBODY) if layout.holders else NOBODY", "NOBODY",
+        f"{_HOLDERS}test_each_rank_gets_the_tensors_of_its_stage",
+        f"{_HOLDERS}test_readers_that_know_of_no_stage_get_one_tensor_of_each_name",
+        f"{_HOLDERS}test_an_export_has_the_tensor_of_the_lowest_ranks",
+    ),
+    _row(
+        "parts-of-a-job-are-compared-before-one-counts", f"{_CLIENT}_load/fit.py",
+        "            self.twins.compare(images)", "            pass",
+        f"{_HOLDERS}test_ranks_of_another_number_are_not_given_one_of_several",
+        f"{_STAGES}test_each_stage_saves_slices_and_gets_its_own_back_from_memory_and_from_the_store",
+    ),
+    _row(
+        "a-tied-name-is-held-as-its-owner", f"{_CLIENT}_load/holders.py",
+        "found[name].mine = members", "pass",
+        f"{_HOLDERS}test_a_tied_name_is_its_stages_also_on_a_rank_that_saves_nothing_of_it",
+    ),
+    _row(
+        "a-stage-shares-what-its-mesh-holds", f"{_CLIENT}_state/replicas.py",
+        "ranks, held = meshes.of(value) if known else ((), ())", "ranks, held = ((), ())",
+        f"{_STAGES}test_each_stage_saves_slices_and_gets_its_own_back_from_memory_and_from_the_store",
+    ),
+)  # fmt: skip
