@@ -21,7 +21,6 @@ ROWS = (
     _row(
         "a-node-gets-its-ranks-sets-alone", "ckptd/core/node/gather.py",
         "if rank < world_size)", "if rank < world_size) | {*range(world_size)}",
-        "tests/unit/core/nodes/test_replicas.py::test_replicas_restore_from_memory_at_any_number_of_nodes",
         "tests/unit/core/nodes/test_replicas.py::test_a_node_gets_the_segments_of_its_ranks_own_sets_alone",
     ),
     _row(
@@ -35,7 +34,6 @@ ROWS = (
         "parts-of-a-job-are-compared-before-one-counts", f"{_CLIENT}_load/fit.py",
         "            self.twins.compare(images)", "            pass",
         f"{_HOLDERS}test_ranks_of_another_number_are_not_given_one_of_several",
-        f"{_STAGES}test_each_stage_saves_slices_and_gets_its_own_back_from_memory_and_from_the_store",
     ),
     _row(
         "a-tied-name-is-held-as-its-owner", f"{_CLIENT}_load/holders.py",
