@@ -5,7 +5,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.shared.format.rank_members import count_of
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.messages import End, LoadFrom, Milestone, Progress, Tier
 from ckptd.shared.protocol.parity_types import ParityChunk
