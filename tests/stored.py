@@ -3,6 +3,7 @@
 import os
 
 from ckptd.shared.format.committed import open_records
+from ckptd.shared.format.digest import digest
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.manifest import ParityRecord, Vote, Voted, encode_record
 from ckptd.shared.format.stored_records import StoredRecords
@@ -23,3 +24,20 @@ def voted(vote: Vote, integrity: Integrity = XXH3) -> Voted:
     """The vote as a commit reads it."""
     raw = encode_record(vote, integrity)
     return Voted(vote, len(raw), integrity.digest(raw, Purpose.VOTE_FILE))
+
+
+class Listed(list):
+    """The records of a checkpoint that nobody committed, by rank. files: where its images lie."""
+
+    files = None
+    common = None
+
+    @property
+    def sizes(self):
+        """As StoredRecords."""
+        return [record.nbytes for record in self]
+
+    @property
+    def proof(self):
+        """As StoredRecords."""
+        return digest(b"".join(record.digests for record in self))

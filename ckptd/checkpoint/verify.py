@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ckptd.checkpoint.verify_index import index_problem
 from ckptd.checkpoint.verify_parity import check_parity, strangers
 from ckptd.shared.base.errors import DamagedError, IntegrityError
 from ckptd.shared.base.ids import SaveId, file_name, is_job_name, parse_dirname, parse_partial_dirname
@@ -201,10 +202,14 @@ def _verify_checkpoint(path: str, report: Report) -> None:
         _check_image(files, record, whose, report)
     for stock in manifest.stock if manifest else ():
         _check_stock(files, stock, report)
+    if index := manifest and manifest.index:
+        report.read(index.nbytes)
+        if wrong := index_problem(opened):
+            report.problem(files.where(index.name), wrong)
     _check_parity(opened, report)
     outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS, STOCK_FILES}
     images = {extent.name for record in opened.records for extent in record.extents()}
-    _check_names(opened, images | outputs, report)
+    _check_names(opened, images | outputs | ({index.name} if index else set()), report)
     _check_sums(opened, report)
     doubted = doubt(manifest.replicas) if manifest else ""
     report.notes += [f"{path}: {doubted}"] if doubted else []

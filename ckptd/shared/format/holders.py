@@ -12,7 +12,8 @@ from typing import NamedTuple
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.wording import shown
 from ckptd.shared.format.columns import numbers_in
-from ckptd.shared.format.packed_layout import Known, Lying, Parts, lying
+from ckptd.shared.format.layout_meshes import Lying, lying
+from ckptd.shared.format.packed_layout import Known, Parts
 from ckptd.shared.format.placement import MeshPlace, Placed, Shape, parts_in, position
 
 
@@ -45,6 +46,11 @@ class Holders:
         if placed is None or (ranks := self._ranks[placed.mesh]) is None:
             return None
         return list(self._found(name, placed, ranks, (offsets, sizes)))
+
+    def is_alone(self, name: str) -> bool:
+        """Whether the tensor lies on a mesh of this rank alone: each rank that says so may have one of its own."""
+        placed = self._said.placed.get(name)
+        return placed is not None and math.prod(self._said.meshes[placed.mesh].shape) == 1
 
     def _found(self, name: str, placed: Placed, ranks: "_MeshRanks", wanted: tuple[Shape, Shape]) -> Iterator[Holder]:
         mesh, shape = self._said.meshes[placed.mesh].shape, self._said.tensors[name].global_shape

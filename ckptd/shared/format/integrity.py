@@ -45,6 +45,7 @@ class Purpose(enum.StrEnum):
     MANIFEST_FILE = "file of a manifest"
     COMMITTED = "COMMITTED"
     STOCK = "file for stock readers"
+    INDEX = "index of records"
     PARITY_SEAL = "parity seal"
     PARITY_RECORD = "parity record"
     LINK = "secret of a bulk link"

@@ -295,17 +295,22 @@ def _check_part(part: LayoutPart, base: int, entries: list[TensorEntry], where: 
 def _check_names(layout: Layout, where: str) -> None:
     """Checks that a name encodes its path, and that a tied one leads to a tensor."""
     names = {entry.name for entry in layout.tensors}
-    for name, path in layout.paths.items():
-        if not 0 < len(path) <= MAX_STEPS or name != ".".join([str(key) for _, key in path]):
-            raise DamagedError(f"{where}: layout: the path of {shown(name)} is another's")
-        if not all(_is_step(kind, key) for kind, key in path):
-            raise DamagedError(f"{where}: layout: the path of {shown(name)} has an impossible key")
+    check_paths(layout.paths, where)
     for name, holder in layout.aliases.items():
         if holder not in names or name in names:
             raise DamagedError(f"{where}: layout: {shown(name)} is tied to {shown(holder)}, which is no tensor")
     strays = (names | layout.aliases.keys()) - layout.paths.keys()
     if strays:
         raise DamagedError(f"{where}: layout: {shown(min(strays))} has no path")
+
+
+def check_paths(paths: dict[str, Path], where: str) -> None:
+    """Raises DamagedError, naming where, unless each name encodes its path."""
+    for name, path in paths.items():
+        if not 0 < len(path) <= MAX_STEPS or name != ".".join([str(key) for _, key in path]):
+            raise DamagedError(f"{where}: layout: the path of {shown(name)} is another's")
+        if not all(_is_step(kind, key) for kind, key in path):
+            raise DamagedError(f"{where}: layout: the path of {shown(name)} has an impossible key")
 
 
 def _is_step(kind: str, key: str | int) -> bool:

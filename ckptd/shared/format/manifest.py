@@ -35,6 +35,7 @@ from ckptd.shared.format.integrity import XXH3, DigestKind, Integrity, KeyId, Pu
 from ckptd.shared.format.layout import Extent, Layout, are_parts, extents
 from ckptd.shared.format.packed_layout import Known, Parts, layout_in
 from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Attestation, Compared, compared, difference_of
+from ckptd.shared.format.runs import pairs, runs_of
 from ckptd.shared.format.sealed_record import VERSION, check_version, of_record, open_record, sealed
 from ckptd.shared.format.set_places import parity_place, vote_place
 
@@ -141,11 +142,6 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key_id: KeyId = ""  # of the key that all its digests are made with
 
 
-def pairs(runs: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First and end of each run."""
-    return zip(runs[::2], runs[1::2], strict=True)
-
-
 class VoteRef(msgspec.Struct, frozen=True, array_like=True):
     """A vote's node, size and digest, so that the manifest pins it; and which ranks are read from it.
 
@@ -177,6 +173,18 @@ class Voted(NamedTuple):
         return vote_place(self.vote.folder, self.vote.node, self.digest)
 
 
+class IndexFile(msgspec.Struct, frozen=True, array_like=True):
+    """The index of the records: bytes and digest of its file, which has a name of its digest."""
+
+    nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_RECORD_NBYTES)]
+    digest: Digest
+
+    @property
+    def name(self) -> str:
+        """Of the file, in the checkpoint."""
+        return f"ckptd.{self.digest.hex()[:16]}.index"
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The root of a committed checkpoint, made from the votes alone: it pins each, and has their sums."""
 
@@ -194,6 +202,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     replicas: Compared = Compared.NO_REPLICAS  # how much of what ranks hold alike was compared when it was saved
     stock: list[StockFile] = []
     left_out: LeftOut = ""  # why stock readers have no `.metadata`, where they were meant to
+    index: IndexFile | None = None  # of the records
     key_id: KeyId = ""  # of the key that all its digests are made with
 
     def place_of(self, ref: VoteRef) -> str:
@@ -432,12 +441,7 @@ def _refs(votes: Sequence[Voted], folders: Sequence[SetName]) -> list[VoteRef]:
     taken: set[int] = set()
     refs = []
     for vote, nbytes, digest in votes:
-        runs: list[int] = []
-        for rank in sorted({record.rank for record in vote.files} - taken):
-            if runs and runs[-1] == rank:
-                runs[-1] = rank + 1
-            else:
-                runs += [rank, rank + 1]
-            taken.add(rank)
-        refs.append(VoteRef(vote.node, index[vote.folder], nbytes, digest, tuple(runs)))
+        own = sorted({record.rank for record in vote.files} - taken)
+        taken.update(own)
+        refs.append(VoteRef(vote.node, index[vote.folder], nbytes, digest, tuple(runs_of(own))))
     return refs

@@ -70,7 +70,9 @@ class Parts(NamedTuple):
     own: bytes
 
 
-class _Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The state."""
+
     version: int
     tensors: Annotated[list[Planned], msgspec.Meta(max_length=MAX_TENSORS)]  # in the order of the state
     paths: dict[str, Path]
@@ -78,7 +80,9 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     held_by: list[Annotated[int, msgspec.Meta(ge=0)]] = []
 
 
-class _Form(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Form(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of its boxes and meshes, without the columns."""
+
     version: int
     count: Annotated[int, msgspec.Meta(ge=0, le=MAX_TENSORS)]  # of boxes
     meshes: Annotated[list[MeshShape], msgspec.Meta(max_length=MAX_MESHES)] = []
@@ -86,7 +90,9 @@ class _Form(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     placements: Annotated[list[Placed], msgspec.Meta(max_length=MAX_TENSORS)] = []
 
 
-class _Own(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Own(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rank alone has of its layout."""
+
     version: int
     rank: Rank
     world_size: WorldSize
@@ -105,9 +111,9 @@ class _Own(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _parts_decoder = msgspec.msgpack.Decoder(tuple[bytes, bytes, bytes])
-_plan_decoder = msgspec.msgpack.Decoder(_Plan)
-_form_decoder = msgspec.msgpack.Decoder(_Form)
-_own_decoder = msgspec.msgpack.Decoder(_Own)
+_plan_decoder = msgspec.msgpack.Decoder(Plan)
+_form_decoder = msgspec.msgpack.Decoder(Form)
+_own_decoder = msgspec.msgpack.Decoder(Own)
 
 
 def joined(parts: Parts) -> bytes:
@@ -140,7 +146,7 @@ def encode_layout(layout: Layout, spread: Spread = _BY_THE_BOXES) -> bytes:
     sets = list(dict.fromkeys(layout.holders[one.name] for one in planned if one.name in layout.holders))
     numbers = {members: number for number, members in enumerate(sets, 1)}
     held_by = [numbers.get(layout.holders.get(one.name, NOBODY), 0) for one in planned] if sets else []
-    plan = _Plan(version=layout.version, tensors=planned, paths=layout.paths, held_by=held_by)
+    plan = Plan(version=layout.version, tensors=planned, paths=layout.paths, held_by=held_by)
     form, own = _boxes(layout, spread, planned, sets)
     return joined(Parts(squeezed([_encoder.encode(plan)]), form, _encoder.encode(own)))
 
@@ -152,7 +158,7 @@ def _planned(layout: Layout, absent: Sequence[Planned]) -> list[Planned]:
     return sorted(found, key=lambda one: order.get(one.name, len(order)))
 
 
-def _boxes(layout: Layout, spread: Spread, planned: Sequence[Planned], holders: list[bytes]) -> tuple[bytes, _Own]:
+def _boxes(layout: Layout, spread: Spread, planned: Sequence[Planned], holders: list[bytes]) -> tuple[bytes, Own]:
     index = {one: number for number, one in enumerate(planned)}
     tensors, how, gaps, heads, tails = [], [], [], [], []
     sizes: list[int] = []
@@ -179,11 +185,11 @@ def _boxes(layout: Layout, spread: Spread, planned: Sequence[Planned], holders: 
         tails.append(entry.slice_nbytes - head - entry.nbytes if entry.slice_nbytes else 0)
     steps = [after - before for before, after in zip([-1, *tensors], tensors, strict=False)]
     columns = [signed(steps), how, sizes, signed(gaps), heads, tails, where]
-    form = _Form(
+    form = Form(
         version=layout.version, count=len(tensors), meshes=[mesh.shape for mesh in spread.meshes],
         ranks=[_ranks_of(mesh, layout.rank) for mesh in spread.meshes], placements=list(placements),
     )  # fmt: skip
-    own = _Own(
+    own = Own(
         version=layout.version, rank=layout.rank, world_size=layout.world_size, header_nbytes=layout.header_nbytes,
         image_nbytes=layout.image_nbytes, plan_id=layout.plan_id,
         offsets=squeezed([column(offsets)]) if offsets else b"", places=[mesh.place for mesh in spread.meshes],
@@ -241,25 +247,26 @@ class Known:
     """
 
     def __init__(self) -> None:
-        self._plans: dict[bytes, _Plan] = {}
-        self._forms: dict[bytes, tuple[_Form, list[bytes]]] = {}
+        self._plans: dict[bytes, Plan] = {}
+        self._forms: dict[bytes, tuple[Form, list[bytes]]] = {}
         self._holders: dict[tuple[object, ...], dict[str, bytes]] = {}  # by the plan, and its sets
         self._nbytes = 0  # of the forms
+        self._bare: dict[tuple[bytes, bytes], bytes] = {}  # forms without boxes: as many as there are kinds of ranks
 
-    def plan(self, data: bytes, where: str) -> _Plan:
+    def plan(self, data: bytes, where: str) -> Plan:
         """Nobody changes it. Raises DamagedError, naming where."""
         if data not in self._plans:
             self._plans[data] = _plan_in(data, where)
         return self._plans[data]
 
-    def holders(self, plan: _Plan, sets: Sequence[bytes], where: str) -> dict[str, bytes]:
+    def holders(self, plan: Plan, sets: Sequence[bytes], where: str) -> dict[str, bytes]:
         """By tensor; likewise. plan: from here."""
         key = (id(plan), *sets)
         if key not in self._holders:
             self._holders[key] = _holders_in(plan, sets, where)
         return self._holders[key]
 
-    def form(self, data: bytes, where: str) -> tuple[_Form, list[bytes]]:
+    def form(self, data: bytes, where: str) -> tuple[Form, list[bytes]]:
         """With its columns; likewise."""
         found = self._forms.get(data)
         if found is None:
@@ -271,6 +278,12 @@ class Known:
                 self._forms[data] = found
                 self._nbytes += nbytes
         return found
+
+    def squeezed_form(self, head: bytes, lies: bytes) -> bytes:
+        """A form of no boxes."""
+        if (head, lies) not in self._bare:
+            self._bare[head, lies] = squeezed([head, *[column([])] * (_COLUMNS - 1), lies])
+        return self._bare[head, lies]
 
 
 def layout_in(parts: Parts, *, where: str, known: Known) -> Layout:
@@ -286,34 +299,7 @@ def layout_in(parts: Parts, *, where: str, known: Known) -> Layout:
     return checked(layout, where)
 
 
-class Lying(NamedTuple):
-    """What a layout says of how all tensors of its state lie on meshes, whether or not its rank has boxes of them."""
-
-    rank: int
-    world_size: int
-    meshes: list[Mesh]  # without their ranks, which the next ones say
-    ranks: list[MeshRanks]
-    tensors: dict[str, Planned]  # all of the state, by name
-    placed: dict[str, Placed]  # of those that lie on a mesh
-
-
-def lying(parts: Parts, *, where: str, known: Known) -> Lying:
-    """Of the layout that the parts make; likewise. Makes no box."""
-    plan = known.plan(parts.plan, where)
-    form, columns = known.form(parts.form, where)
-    own = decoded(_own_decoder.decode, parts.own, f"{where}: layout is not readable")
-    meshes = _meshes(form, own, where)
-    numbers = _placed(plan, form, columns[-1], where)
-    placed = {
-        one.name: form.placements[number - 1] for one, number in zip(plan.tensors, numbers, strict=True) if number
-    }
-    if len(form.ranks) != len(meshes) or any(one.mesh >= len(meshes) for one in form.placements):
-        raise DamagedError(f"{where}: layout: a placement on no mesh, or a mesh of no ranks")
-    tensors = {one.name: one for one in plan.tensors}
-    return Lying(own.rank, own.world_size, meshes, form.ranks, tensors, placed)
-
-
-def _holders_in(plan: _Plan, sets: Sequence[bytes], where: str) -> dict[str, bytes]:
+def _holders_in(plan: Plan, sets: Sequence[bytes], where: str) -> dict[str, bytes]:
     """By tensor. Raises DamagedError."""
     if len(plan.held_by) not in {0, len(plan.tensors)} or max(plan.held_by, default=0) > len(sets):
         raise DamagedError(f"{where}: layout: tensors of holders that are none of its {len(sets)} sets")
@@ -339,7 +325,7 @@ def glance(parts: Parts, where: str) -> Glance:
     return Glance(form.count, min(numbers_in(columns[_HEADS], form.count, where), default=1) > 0)
 
 
-def _plan_in(data: bytes, where: str) -> _Plan:
+def _plan_in(data: bytes, where: str) -> Plan:
     (raw,) = parts_in(data, 1, where)
     plan = decoded(_plan_decoder.decode, raw, f"{where}: layout is not readable")
     _check_version(plan.version, where)
@@ -350,16 +336,16 @@ def _plan_in(data: bytes, where: str) -> _Plan:
     return plan
 
 
-def _form_in(data: bytes, where: str) -> tuple[_Form, list[bytes]]:
+def _form_in(data: bytes, where: str) -> tuple[Form, list[bytes]]:
     head, *columns = parts_in(data, 1 + _COLUMNS, where)
     form = decoded(_form_decoder.decode, head, f"{where}: layout is not readable")
     _check_version(form.version, where)
     return form, columns
 
 
-def _opened(parts: Parts, known: Known, where: str) -> tuple[_Plan, _Form, _Own, list[Sequence[int]]]:
+def _opened(parts: Parts, known: Known, where: str) -> tuple[Plan, Form, Own, list[Sequence[int]]]:
     plan = known.plan(parts.plan, where)
-    own = decoded(_own_decoder.decode, parts.own, f"{where}: layout is not readable")
+    own = own_in(parts, where)
     form, (tensors, how, sizes, gaps, heads, tails, lies) = known.form(parts.form, where)
     _check_version(own.version, where)
     files = max(1, len(own.parts))
@@ -367,14 +353,14 @@ def _opened(parts: Parts, known: Known, where: str) -> tuple[_Plan, _Form, _Own,
         most = f"{len(plan.tensors)} tensors have at most {len(plan.tensors) * files}"
         raise DamagedError(f"{where}: layout: {form.count} boxes, and {most}, one in each file")
     counted = [numbers_in(one, form.count, where) for one in (tensors, how, gaps, heads, tails)]
-    placed = _placed(plan, form, lies, where)
+    placed = placed_of(plan, form, lies, where)
     width = sizes[0] if sizes else 1
     measured = numbers_in(sizes, (len(sizes) - 1) // max(1, width), where)
     return plan, form, own, [counted[0], counted[1], measured, *counted[2:], placed]
 
 
-def _placed(plan: _Plan, form: _Form, lies: bytes, where: str) -> Sequence[int]:
-    """Of each planned tensor the number of its placement."""
+def placed_of(plan: Plan, form: Form, lies: bytes, where: str) -> Sequence[int]:
+    """Of each planned tensor the number of its placement, from 1; 0: none. Raises DamagedError."""
     found = numbers_in(lies, len(plan.tensors), where)
     if max(found, default=_NOWHERE) > len(form.placements):
         raise DamagedError(f"{where}: layout: a placement that is none of its form's")
@@ -386,7 +372,13 @@ def _check_version(found: int, where: str) -> None:
         raise DamagedError(f"{where}: layout version {found}, this program reads {VERSION}")
 
 
-def _meshes(form: _Form, own: _Own, where: str) -> list[Mesh]:
+def own_in(parts: Parts, where: str) -> Own:
+    """The own part. Raises DamagedError, naming where."""
+    return decoded(_own_decoder.decode, parts.own, f"{where}: layout is not readable")
+
+
+def meshes_of(form: Form, own: Own, where: str) -> list[Mesh]:
+    """The meshes, without their ranks, and the rank's places in them. Raises DamagedError."""
     if len(form.meshes) != len(own.places) or any(map(_differ_in_length, form.meshes, own.places)):
         raise DamagedError(f"{where}: layout: places in {len(own.places)} meshes, its form has {len(form.meshes)}")
     return [Mesh(shape, place) for shape, place in zip(form.meshes, own.places, strict=True)]
@@ -396,9 +388,9 @@ def _differ_in_length(shape: Sequence[int], place: Sequence[int]) -> bool:
     return len(shape) != len(place)
 
 
-def _entries(plan: _Plan, form: _Form, own: _Own, columns: list[Sequence[int]], where: str) -> Iterator[TensorEntry]:
+def _entries(plan: Plan, form: Form, own: Own, columns: list[Sequence[int]], where: str) -> Iterator[TensorEntry]:
     steps, how, sizes, gaps, heads, tails, lies = columns
-    meshes = _meshes(form, own, where)
+    meshes = meshes_of(form, own, where)
     explicit = _offsets(own, len(sizes), where)
     starts = [extent.start for extent in extents(own.rank, own.image_nbytes, _sizes(own), raw=bool(own.names))]
     seen: set[int] = set()  # tensor and file of each box: a reader must not make gigabytes to find that it is twice
@@ -440,13 +432,13 @@ def _entries(plan: _Plan, form: _Form, own: _Own, columns: list[Sequence[int]], 
         raise DamagedError(f"{where}: layout: more sizes than dimensions")
 
 
-def _placement(form: _Form, number: int, where: str) -> Placed:
+def _placement(form: Form, number: int, where: str) -> Placed:
     if number == _NOWHERE:
         raise DamagedError(f"{where}: layout: a box by the placement of a tensor that has none")
     return form.placements[number - 1]
 
 
-def _sizes(own: _Own) -> list[int]:
+def _sizes(own: Own) -> list[int]:
     return [part.nbytes for part in own.parts]
 
 
@@ -459,7 +451,7 @@ def _box_at(
         raise DamagedError(f"{where}: layout: a placement that cannot be: {error}") from error
 
 
-def _offsets(own: _Own, count: int, where: str) -> Sequence[int]:
+def _offsets(own: Own, count: int, where: str) -> Sequence[int]:
     if not own.offsets:
         raw = column([])
     else:

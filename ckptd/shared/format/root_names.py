@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from ckptd.shared.format.manifest import COMMITTED
 
 _MANIFEST_RE = re.compile(r"^ckptd\.[0-9a-f]{16}\.manifest\Z")
+_INDEX_RE = re.compile(r"^ckptd\.[0-9a-f]{16}\.index\Z")
 
 
 def manifest_name(file_digest: bytes) -> str:
@@ -16,6 +17,11 @@ def manifest_name(file_digest: bytes) -> str:
 def is_manifest(name: str) -> bool:
     """Whether a file of a checkpoint has the name of a manifest."""
     return _MANIFEST_RE.match(name) is not None
+
+
+def is_index(name: str) -> bool:
+    """Whether a file of a checkpoint has the name of an index of records."""
+    return _INDEX_RE.match(name) is not None
 
 
 def has_records(names: Iterable[str]) -> bool:

@@ -5,15 +5,19 @@ A reader of one rank opens one vote, however many ranks the job has.
 
 import bisect
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
+import msgspec
+
 from ckptd.shared.base.errors import DamagedError, IntegrityError
+from ckptd.shared.format.digest import digest
 from ckptd.shared.format.integrity import Purpose
 from ckptd.shared.format.layout import Layout
 from ckptd.shared.format.manifest import (
     MAX_RECORD_NBYTES,
     FileRecord,
+    IndexFile,
     Manifest,
     Vote,
     Voted,
@@ -21,9 +25,10 @@ from ckptd.shared.format.manifest import (
     decode_vote,
     layout_of,
     one_record_each,
-    pairs,
 )
 from ckptd.shared.format.packed_layout import Known
+from ckptd.shared.format.record_index import RecordIndex, decode_index
+from ckptd.shared.format.runs import pairs
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.format.together import together
 
@@ -47,6 +52,8 @@ class StoredRecords(Sequence[FileRecord]):
         self._votes: dict[int, Vote] = {}
         self._records: dict[int, FileRecord] = {}
         self._known = Known()
+        self._index: RecordIndex | None = None
+        self._sizes: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return self.manifest.world_size
@@ -78,9 +85,43 @@ class StoredRecords(Sequence[FileRecord]):
         record = self[rank]
         return layout_of(record, len(self), where=self.files.where(record.name), known=self._known)
 
+    def fetch(self, ranks: Iterable[int]) -> None:
+        """Reads the votes of these ranks' records that were not read yet, several at once. Raises as reading one does.
+
+        Nothing may be read by other threads meanwhile.
+        """
+        together(self._vote, sorted({self._number_of(rank) for rank in ranks} - self._votes.keys()))
+
+    @property
+    def common(self) -> RecordIndex | None:
+        """What the records have in common; None where it is not written: of one vote. Blocks at the first time.
+
+        Raises DamagedError and OSError, naming the file: all that it says the records say too.
+        """
+        if self._index is None and self.manifest.index is not None:
+            where = self.files.where(self.manifest.index.name)
+            self._index = decode_index(index_bytes(self.files, self.manifest.index), len(self), where=where)
+            self._sizes = self._index.sizes
+        return self._index
+
+    @property
+    def proof(self) -> bytes:
+        """16 bytes that are others for another checkpoint: the manifest pins all of it."""
+        return digest(msgspec.msgpack.encode(self.manifest))
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each image: of the index where that was read, else all votes are. Raises as reading all does."""
+        if self._sizes is None:
+            self._sizes = [record.nbytes for record in self]
+        return self._sizes
+
     def vote_for(self, rank: int) -> Vote:
         """The vote from which the rank's record is read."""
-        return self._vote(self._numbers[bisect.bisect_right(self._firsts, rank) - 1])
+        return self._vote(self._number_of(rank))
+
+    def _number_of(self, rank: int) -> int:
+        return self._numbers[bisect.bisect_right(self._firsts, rank) - 1]
 
     def votes(self) -> Iterator[Vote]:
         """All votes, by node."""
@@ -94,6 +135,15 @@ class StoredRecords(Sequence[FileRecord]):
             self._records.update({rank: of[rank] for rank in ref.ranks})
             self._votes[number] = vote  # last: another thread that finds it finds its records
         return self._votes[number]
+
+
+def index_bytes(files: StoredFiles, index: IndexFile) -> bytes:
+    """The file of the index that a manifest pins. Raises DamagedError, OSError."""
+    raw = files.read(index.name, index.nbytes)
+    if (len(raw), files.integrity.digest(raw, Purpose.INDEX)) != (index.nbytes, index.digest):
+        what = "is not the index that the manifest knows: the bytes are damaged or another's"
+        raise DamagedError(f"{files.where(index.name)}: {what}", hint=_hint(files))
+    return raw
 
 
 def vote_bytes(files: StoredFiles, manifest: Manifest, ref: VoteRef) -> bytes:

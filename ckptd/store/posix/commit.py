@@ -23,6 +23,7 @@ from ckptd.shared.format.manifest import (
     STOCK_FILES,
     STOCK_METADATA,
     STOCK_OBJECTS,
+    IndexFile,
     StockFile,
     StockName,
     Vote,
@@ -30,7 +31,7 @@ from ckptd.shared.format.manifest import (
     make_manifest,
     vote_file,
 )
-from ckptd.shared.format.root_names import is_manifest
+from ckptd.shared.format.root_names import is_index, is_manifest
 from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.together import Alive, silent, together
 from ckptd.shared.protocol.publication import Intents
@@ -39,6 +40,7 @@ from ckptd.store.numbers import check_counted, forget_superseded, mark_supersede
 from ckptd.store.posix.publish import mark_unpublished, publish
 from ckptd.store.posix.records import PosixRecords
 from ckptd.store.posix.scan import Place, committed_at, files_at
+from ckptd.store.record_index import index_of
 from ckptd.store.stock_files import stock_files
 from ckptd.store.votes import check_files, read_votes
 from ckptd.system import failpoints
@@ -125,7 +127,9 @@ def _write_and_rename(fs: FileLayer, place: Place, writer: str, alive: Alive) ->
     check_files(unfinished, voted, alive)
     failpoints.reach("commit.before-manifest")
     files, left_out = stock_files(voted, place.save, alive)
-    manifest = msgspec.structs.replace(manifest, stock=_publish_stock(fs, place, files), left_out=left_out)
+    manifest = msgspec.structs.replace(
+        manifest, stock=_publish_stock(fs, place, files), left_out=left_out, index=_write_index(fs, place, voted, alive)
+    )
     raw = encode_record(manifest, fs.integrity)
     committed = make_committed(manifest, raw, fs.integrity)
     path = os.path.join(place.partial, committed.manifest)
@@ -143,6 +147,17 @@ def _write_and_rename(fs: FileLayer, place: Place, writer: str, alive: Alive) ->
     failpoints.reach("commit.before-rename")
     fs.rename(place.partial, place.final)
     return committed
+
+
+def _write_index(fs: FileLayer, place: Place, votes: list[Vote], alive: Alive) -> IndexFile | None:
+    """What readers of parts of few images need of the records, synced but for its name, which has its digest."""
+    data = index_of(votes, alive)
+    if data is None:
+        return None
+    index = IndexFile(len(data), fs.integrity.digest(data, Purpose.INDEX))
+    path = os.path.join(place.partial, index.name)
+    fs.rename(fs.write_temp(path, data), path)
+    return index
 
 
 def _publish_stock(fs: FileLayer, place: Place, files: Mapping[StockName, bytes]) -> list[StockFile]:
@@ -207,10 +222,12 @@ def _tidy(fs: FileLayer, place: Place) -> str:
 
 def _not_selected(fs: FileLayer, place: Place, names: list[str]) -> list[str]:
     """What two committers with different votes have left: manifests but for that of COMMITTED, and what these pin."""
-    manifests = list(filter(is_manifest, names))
-    if len(manifests) < 2:  # noqa: PLR2004 - as a rule there is one
+    manifests, indexes = list(filter(is_manifest, names)), list(filter(is_index, names))
+    if max(len(manifests), len(indexes)) < 2:  # noqa: PLR2004 - as a rule there is one
         return []
     manifest = open_sound(files_at(fs, place.final), RECORDS, save=place.save)
     selected = identify(files_at(fs, place.final), save=place.save).manifest
-    pinned = {selected, *(file.name for file in manifest.stock)}
-    return [name for name in names if name in {*manifests, STOCK_METADATA, STOCK_OBJECTS, STOCK_FILES} - pinned]
+    pinned = {selected, manifest.index and manifest.index.name, *(file.name for file in manifest.stock)}
+    return [
+        name for name in names if name in {*manifests, *indexes, STOCK_METADATA, STOCK_OBJECTS, STOCK_FILES} - pinned
+    ]

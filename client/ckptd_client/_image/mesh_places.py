@@ -1,7 +1,7 @@
 """Where tensors lie on meshes of ranks, as their DTensors say: a short form of their boxes for the layout."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptd.shared.format.placement import REPLICATED, Mesh, Placed
@@ -19,16 +19,16 @@ def placements_of(
     reproduces what is saved.
     """
     meshes: dict[Mesh, int] = {}
-    known: dict[Any, Mesh | None] = {}  # by device mesh: it may have thousands of ranks, and a state as many tensors
+    known: dict[Any, Mesh | None] = {}  # by device mesh and order: it may have thousands of ranks, a state of tensors
     alike: dict[tuple[int, ...], Mesh] = {}
     numbers: dict[int, int] = {}  # by the identity of a mesh in one of these
     found = {}
     for name, tensor in tensors:
         if is_dtensor(tensor):
-            device_mesh = tensor.device_mesh
-            if device_mesh not in known:
-                known[device_mesh] = _mesh_of(device_mesh)
-            mesh, cuts = known[device_mesh], [_cut(placement) for placement in tensor.placements]
+            order = _order_of(tensor.placements)
+            if (tensor.device_mesh, order) not in known:
+                known[tensor.device_mesh, order] = _mesh_of(tensor.device_mesh, order)
+            mesh, cuts = known[tensor.device_mesh, order], [_cut(tensor.placements[dim]) for dim in order]
         elif ranks := replicas.get(name):
             mesh, cuts = alike.setdefault(ranks, Mesh((len(ranks),), (ranks.index(rank),), ranks)), [REPLICATED]
         else:
@@ -41,15 +41,29 @@ def placements_of(
     return list(meshes), found
 
 
-def _mesh_of(device_mesh: Any) -> Mesh | None:
+def _order_of(placements: Sequence[Any]) -> tuple[int, ...]:
+    """The dimensions of a mesh in the order in which they cut: strided ones last, from the right.
+
+    As after FSDP2 over tensor parallelism, which shards what the inner mesh has cut (see strided.py). Where rows that
+    do not divide evenly are meant otherwise, the layout does not take the placement.
+    """
+    dims = range(len(placements))
+    strided = [dim for dim in dims if hasattr(placements[dim], "split_factor")]
+    return (*(dim for dim in dims if dim not in strided), *reversed(strided))
+
+
+def _mesh_of(device_mesh: Any, order: tuple[int, ...]) -> Mesh | None:
+    """The mesh with its dimensions in this order."""
     place = device_mesh.get_coordinate()
     if place is None:
         return None
-    return Mesh(tuple(device_mesh.shape), tuple(place), tuple(device_mesh.mesh.flatten().tolist()))
+    turned = device_mesh.mesh.permute(order)
+    return Mesh(tuple(turned.shape), tuple(place[dim] for dim in order), tuple(turned.flatten().tolist()))
 
 
 def _cut(placement: Any) -> int | None:
+    """The dimension of the tensor that it cuts; None for what is no cut."""
     kinds = sys.modules["torch.distributed.tensor"]  # else there were no placement
-    if type(placement) is kinds.Shard:
+    if type(placement) is kinds.Shard or hasattr(placement, "split_factor"):
         return int(placement.dim)
     return REPLICATED if type(placement) is kinds.Replicate else None

@@ -5,7 +5,8 @@ from typing import Any
 
 from ckptd.shared.format.holders import Holders
 from ckptd.shared.format.layout import Layout, Leaves, Planned
-from ckptd.shared.format.packed_layout import Known, Parts, lying
+from ckptd.shared.format.layout_meshes import lying
+from ckptd.shared.format.packed_layout import Known, Parts
 from ckptd_client._load.fit import parameter_of
 from ckptd_client._state.reshard import Box, intersection
 from ckptd_client._state.tensors import DTYPE_OF, is_tensor, shard_of

@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId
@@ -12,7 +12,7 @@ from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Layout, Leaves, decode_leaves
 from ckptd.shared.format.manifest import COMMITTED, UNPUBLISHED, FileRecord
-from ckptd.shared.format.replica_attestations import Attestation
+from ckptd.shared.format.replica_attestations import Compared, compared
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.format.stored_records import StoredRecords
@@ -49,7 +49,7 @@ class Checkpoint:
         tier: Tier,
         stored: StoredFiles,
         opener: Callable[[int], Source],
-        records: Sequence[FileRecord] = (),
+        records: StoredRecords | None = None,
         notes: tuple[str, ...] = (),
         integrity: Integrity = XXH3,
         segments: MemorySegments | None = None,
@@ -69,12 +69,12 @@ class Checkpoint:
     @property
     def doubts(self) -> list[str]:
         """Notes on the comparison of replicas, for readers from the store."""
-        return doubt_of(self.attestations) if self._records else []
+        return doubt_of(self.replicas) if self._records is not None else []
 
     @property
-    def attestations(self) -> dict[int, tuple[Attestation, ...]]:
-        """The attestations of its ranks, by rank."""
-        return {rank: source.attestations for rank, source in self._sources.items()}
+    def replicas(self) -> Compared:
+        """How far the attestations of its ranks prove that replicas hold the same."""
+        return compared({rank: source.attestations for rank, source in self._sources.items()})
 
     @property
     def is_committed(self) -> bool:
@@ -118,7 +118,7 @@ class Checkpoint:
         """Ranges of its images without checks of digests; for slots until close."""
         if self.segments is not None:
             return self.segments.images
-        return images_in(self.stored, self._records) if self._records else images_of(self._sources)
+        return images_in(self._records) if self._records is not None else images_of(self._sources)
 
     def read(self, rank: int, targets: list[Target]) -> None:
         """Fills the targets from a rank's image, digests checked; from the store if the slot is damaged.
@@ -157,7 +157,7 @@ class Checkpoint:
         Raises DamagedError, OSError.
         """
         participants, self._participants = self._participants, None
-        if participants is not None and self._records:
+        if participants is not None and self._records is not None:
             try:
                 copy_out_together(self._open, targets, self._records, participants, self._integrity)
             finally:
@@ -195,7 +195,7 @@ def open_directory(directory: str, save: SaveId | None = None, integrity: Integr
     """A committed checkpoint on the store. Raises UsageError, DamagedError, OSError."""
     stored = open_files(real(directory), integrity)  # latest may move on meanwhile
     records = read_records(stored, save)
-    check_files(stored, records)
+    check_files(stored, records)  # reads all votes
     return Checkpoint(
         {record.rank: _described(records, record) for record in records},
         save=records.manifest.save,

@@ -289,7 +289,7 @@ def _relevant(flat: Flat, here: dict[str, Any], saves: Saves) -> Saves:
 
 
 def _incomplete(saves: Saves, text: str) -> CkptdError:
-    return DamagedError(text) if saves.whole else OtherRanksNeededError(text)
+    return DamagedError(text) if saves.whole and not saves.some else OtherRanksNeededError(text)
 
 
 def _check_held(flat: Flat, here: dict[str, Any], saves: Saves, where: str) -> None:

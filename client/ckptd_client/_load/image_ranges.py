@@ -1,13 +1,14 @@
 """Reads ranges of the images of a checkpoint without checks of digests, for results that prove nothing."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.manifest import FileRecord
 from ckptd.shared.format.stored_files import StoredFile, StoredFiles, read_some
+from ckptd.shared.format.stored_records import StoredRecords
 from ckptd_client._load.reader import Source
 
 ReadAt = Callable[[int, int], bytes | memoryview]  # (offset in the image, bytes); raises OSError, DamagedError
@@ -24,10 +25,25 @@ class Images:
     reading: Callable[[int], AbstractContextManager[ReadAt]]
 
 
-def images_in(stored: StoredFiles, records: Sequence[FileRecord]) -> Images:
+def images_in(records: StoredRecords) -> Images:
     """Those of a checkpoint on the store, by way of the page cache, which the ranks of a node have in common."""
-    of = {record.rank: record for record in records}
-    return Images({rank: record.digests for rank, record in of.items()}, lambda rank: _reading(stored, of[rank]))
+    return Images(_Tables(records), lambda rank: _reading(records.files, records[rank]))
+
+
+class _Tables(Mapping[int, bytes]):
+    """Read when they are asked for."""
+
+    def __init__(self, records: StoredRecords) -> None:
+        self._records = records
+
+    def __getitem__(self, rank: int) -> bytes:
+        return self._records[rank].digests
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self._records)))
+
+    def __len__(self) -> int:
+        return len(self._records)
 
 
 def images_of(sources: Mapping[int, Source]) -> Images:

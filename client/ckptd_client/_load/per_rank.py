@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ckptd.shared.format.layout import Layout, Leaves, Path
+from ckptd.shared.format.layout import Layout, Leaves, Path, TensorEntry
 from ckptd_client._load.alike import compare, questions_of
 from ckptd_client._load.image_ranges import Images
 from ckptd_client._state.naming import Named, listed, ranks_of
@@ -35,6 +35,11 @@ class Resized:
     tensors: dict[str, list[Saved]] = field(default_factory=dict)  # complete ones, of each rank that has it
     differing: dict[str, Holders] = field(default_factory=dict)  # names with different values
     dropped: dict[str, Holders] = field(default_factory=dict)  # per-rank names of ranks that do not exist any more
+    holders: dict[str, Holders] = field(default_factory=dict)  # of tensors, where only some of them are compared
+
+    def of(self, name: str, held: Iterable[Saved]) -> Holders:
+        """The ranks that have a tensor, of which these were read."""
+        return self.holders.get(name) or _ranks_of(held)
 
 
 def resized(layouts: Sequence[Layout], leaves: Mapping[int, Leaves], named: Named, world_size: int) -> Resized | None:
@@ -44,9 +49,7 @@ def resized(layouts: Sequence[Layout], leaves: Mapping[int, Leaves], named: Name
         return None
     out = Resized(saved, world_size)
     for layout in sorted(layouts, key=lambda layout: layout.rank):
-        whole = {entry.name: entry for entry in layout.tensors if entry.sizes == entry.global_shape}
-        whole |= {name: whole[owner] for name, owner in layout.aliases.items() if owner in whole}
-        for name, entry in whole.items():
+        for name, entry in whole_in(layout).items():
             if not named.is_common(name):
                 out.tensors.setdefault(name, []).append(Saved(layout.rank, entry))
         for name in layout.paths if layout.rank >= world_size else ():
@@ -56,6 +59,12 @@ def resized(layouts: Sequence[Layout], leaves: Mapping[int, Leaves], named: Name
         del out.tensors[name]
     out.differing.update(_differing(leaves, named))
     return out
+
+
+def whole_in(layout: Layout) -> dict[str, TensorEntry]:
+    """The tensors of which an image has all, tied ones too."""
+    whole = {entry.name: entry for entry in layout.tensors if entry.sizes == entry.global_shape}
+    return whole | {name: whole[owner] for name, owner in layout.aliases.items() if owner in whole}
 
 
 def _differing(leaves: Mapping[int, Leaves], named: Named) -> dict[str, Holders]:
@@ -84,7 +93,7 @@ class Comparison:
             if name not in tensors or is_dtensor(tensors[name]):
                 continue
             if len({(saved.entry.dtype, saved.entry.global_shape) for saved in held}) > 1:
-                self._differing[name] = _ranks_of(held)
+                self._differing[name] = found.of(name, held)
             elif name not in self._differing:
                 self._open[name] = held
 
@@ -92,12 +101,16 @@ class Comparison:
         """Compares tensors by the digests of the images, and reads some of them. Blocks. Raises nothing."""
         questions = questions_of(self._open, images.tables)
         compare(questions.values(), images)
-        self._differing |= {n: _ranks_of(one.held) for n, one in questions.items() if one.alike is False}
-        self._open = {name: held for name, held in self._open.items() if questions[name].alike is None}
+        self._differing |= {n: self.found.of(n, one.held) for n, one in questions.items() if one.alike is False}
+        self._open = {
+            name: held
+            for name, held in self._open.items()
+            if questions[name].alike is None or (questions[name].alike and name in self.found.holders)
+        }
 
     def notes(self, places: Mapping[str, str]) -> list[str]:
         """Notes for the user. places: of this rank's names, in Python notation."""
-        unsure = {name: _ranks_of(held) for name, held in self._open.items()}
+        unsure = {name: self.found.of(name, held) for name, held in self._open.items()}
         return [
             *self._lines(self._differing, places, "each a value of its own"),
             *self._lines(unsure, places, "perhaps each a value of its own: they were not compared", _OR_ALIKE),

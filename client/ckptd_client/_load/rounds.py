@@ -14,10 +14,6 @@ from ckptd.shared.base.ids import RunId, SaveId
 from ckptd.shared.files.refused import REFUSALS, why_refused
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3, Integrity
-from ckptd.shared.format.layout import Leaves, decode_leaves
-from ckptd.shared.format.manifest import FileRecord
-from ckptd.shared.format.stored_files import StoredFiles
-from ckptd.shared.format.stored_records import StoredRecords
 from ckptd.shared.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
 from ckptd.shared.stores.kinds import open_files, real
 from ckptd_client._daemon.channel import ChannelLostError
@@ -35,9 +31,10 @@ from ckptd_client._load.reader import (
     open_slot,
     read_records,
 )
-from ckptd_client._load.saved_names import OtherRanksNeededError, Saves, saves_of
+from ckptd_client._load.saved_names import OtherRanksNeededError, saves_of
 from ckptd_client._load.shared_read.participants import Ask, Participants, participants_of_order, taking_part
 from ckptd_client._load.shared_read.read import copy_out_together
+from ckptd_client._load.stored_fit import fit_to_stored
 from ckptd_client._local.rank import Group
 from ckptd_client._state.naming import NOTHING_NAMED, Named
 from ckptd_client._state.pickle import NO_PICKLE, PickleKeys
@@ -266,7 +263,7 @@ def _filled(found: Checkpoint, fitted: Fit) -> Segment:
     found.read_all(fitted.targets)
     fitted.settle()
     fitted.compare(found.images)
-    notes = notes_of(fitted.taken, found.attestations)
+    notes = notes_of(fitted.taken, found.replicas)
     return Segment(found.save, found.tier, fitted, fitted.nbytes, tuple(notes))
 
 
@@ -318,16 +315,15 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
                     alone = participants.leave if participants is not None else lambda: None
                     fitted = _read_own(source, state, group, keys, where=where, named=named, strict=strict, fits=alone)
                     return fitted, source.nbytes, ()
-            saves = _all_saves(stored, records, group, named)
-            fitted = fit(state, saves, where=where, pickle_keys=keys, strict=strict)
+            fitted = fit_to_stored(records, state, group, named, where=where, keys=keys, strict=strict)
 
             def open_source(rank: int) -> Source:
                 return open_file(records, rank)
 
             copy_out_together(open_source, fitted.targets, records, participants, integrity)
             fitted.settle()
-            fitted.compare(images_in(stored, records))
-            notes = notes_of(fitted.taken, {file.rank: file.attestations for file in records})
+            fitted.compare(images_in(records))
+            notes = notes_of(fitted.taken, records.manifest.replicas)
             return fitted, fitted.nbytes, tuple(notes)
 
 
@@ -344,25 +340,3 @@ def _damage_of(directory: str) -> Iterator[None]:
             text = f"{error.filename or directory}: {error.strerror}: {refused.text}"
             raise RestoreError(text, hint=f"{refused.hint}; the checkpoint need not be damaged") from error
         raise DamagedError(f"{error.filename or directory}: {error.strerror}") from error
-
-
-def _all_saves(stored: StoredFiles, records: StoredRecords, group: Group, named: Named) -> Saves:
-    """The names in all images. A rank beyond the saved world size gets the plain values of rank 0."""
-    check_files(stored, records)
-    files = [(record, stored.where(record.name)) for record in records]
-    layouts = [records.layout(record.rank) for record, _ in files]
-    like = records[group.rank if group.rank < len(records) else 0]
-    leaves = _leaves_of(files)
-    return saves_of(
-        layouts, leaves[like.rank], rank=like.rank, world_size=group.world_size, me=group.rank, named=named,
-        of_all=leaves,
-    )  # fmt: skip
-
-
-def _leaves_of(files: list[tuple[FileRecord, str]]) -> dict[int, Leaves]:
-    """Plain values by rank; one object for ranks that saved equal bytes."""
-    found: dict[bytes, Leaves] = {}
-    for record, where in files:
-        if record.leaves not in found:
-            found[record.leaves] = decode_leaves(record.leaves, where=where)
-    return {record.rank: found[record.leaves] for record, _ in files}

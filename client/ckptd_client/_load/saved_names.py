@@ -74,7 +74,7 @@ class Homes:
 
 
 class OtherRanksNeededError(CkptdError):
-    """Other ranks saved values that this rank wants: it must read all files."""
+    """Other ranks saved values that this rank wants: it must read their files too."""
 
     code = "reshard"
 
@@ -97,6 +97,17 @@ class Saves:
     alike: dict[str, str] = field(default_factory=dict)  # how ranks held the names that every replica saved
     held: dict[str, Held] = field(default_factory=dict)  # names that parts of the job hold, each part its own tensor
     world_size: int = 1  # of the job that loads
+    some: bool = False  # whether there are only boxes of which the index of the records says that the state wants them
+
+
+class Common(NamedTuple):
+    """What the images say together, whichever of them are read."""
+
+    paths: dict[str, Path]
+    expected: set[str]
+    ties: Mapping[str, str]
+    alike: dict[str, str]
+    resized: Resized | None
 
 
 def saves_of(  # noqa: PLR0913 - keyword-only
@@ -110,17 +121,36 @@ def saves_of(  # noqa: PLR0913 - keyword-only
     only those that all ranks saved. me: the rank that loads, if it is not rank: of per-rank names it
     gets what it saved itself, or nothing. of_all: leaves by rank, to find those that differ in a job of another size.
     """
-    ordered = sorted(layouts, key=lambda layout: (layout.rank != rank, layout.rank))
-    same_size = ordered[0].world_size == world_size
-    held = held_apart(ordered, rank if same_size else None)
-    boxes: dict[str, list[Saved]] = {}
+    ordered = in_order(layouts, rank)
     paths: dict[str, Path] = {}
     for layout in ordered:
         paths |= {name: path for name, path in layout.paths.items() if name not in paths}
+    expected = set(ordered[0].paths)
+    if ordered[0].world_size != world_size:
+        expected = expected.intersection(*(layout.paths for layout in ordered))
+    several = resized(ordered, of_all or {rank: leaves}, named, world_size)
+    common = Common(paths, expected, ties_of(ordered), held_alike(ordered, world_size), several)
+    saves = assembled(ordered, common, leaves, rank=rank, me=me, named=named, world_size=world_size)
+    return replace(saves, whole=len(ordered) == ordered[0].world_size)
+
+
+def in_order(layouts: Iterable[Layout], rank: int) -> list[Layout]:
+    """In the order in which they count for a load: that of rank first."""
+    return sorted(layouts, key=lambda layout: (layout.rank != rank, layout.rank))
+
+
+def assembled(  # noqa: PLR0913 - keyword-only
+    ordered: Sequence[Layout], common: Common, leaves: Leaves, *, rank: int, world_size: int, me: int | None,
+    named: Named,
+) -> Saves:  # fmt: skip
+    """The saved values in these layouts, of what all images say together. As saves_of."""
+    held = held_apart(ordered, rank if ordered[0].world_size == world_size else None)
+    boxes: dict[str, list[Saved]] = {}
+    for layout in ordered:
         own: dict[str, list[Saved]] = {}
         for entry in layout.tensors:
             own.setdefault(entry.name, []).append(Saved(layout.rank, entry))
-        own |= {name: own[owner] for name, owner in layout.aliases.items()}
+        own |= {name: own[owner] for name, owner in layout.aliases.items() if owner in own}
         for name, found in own.items():
             if name in leaves.leaves:  # a plain value of this rank counts
                 continue
@@ -129,16 +159,12 @@ def saves_of(  # noqa: PLR0913 - keyword-only
             alike += [saved for saved in found if kind_of(saved.entry) == kind_of((alike or found)[0].entry)]
     held = {name: one for name, one in held.items() if one.sets}
     boxes |= {name: one.usual for name, one in held.items()}
-    expected = set(ordered[0].paths)
-    if not same_size:
-        expected = expected.intersection(*(layout.paths for layout in ordered))
-    whole = len(ordered) == ordered[0].world_size
     saves = Saves(
-        boxes, paths, expected, leaves, rank, whole, me=me, named=named,
-        ties=ties_of(ordered), alike=held_alike(ordered, world_size), held=held, world_size=world_size,
+        boxes, common.paths, common.expected, leaves, rank, whole=True, me=me, named=named,
+        ties=common.ties, alike=common.alike, held=held, world_size=world_size,
     )  # fmt: skip
     saves = _own_alone(saves, ordered) if named.per_rank else saves
-    several = resized(ordered, of_all or {rank: leaves}, named, world_size)
+    several = common.resized
     if several is not None:
         known = saves.alike.keys() | saves.held.keys()
         unsure = {name: found for name, found in several.tensors.items() if name not in known}

@@ -4,14 +4,14 @@ One short text describes how the ranks hold a tensor. It is equal on all ranks, 
 message: if the state holds every tensor as it was saved, each rank gets its own bytes; else all take the lowest rank's.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 import xxhash
 
 from ckptd.shared.format.layout import Layout
-from ckptd.shared.format.replica_attestations import Attestation, Compared, compared, doubt
+from ckptd.shared.format.replica_attestations import Compared, doubt
 from ckptd.shared.format.tensor_holders import FirstHolders
 from ckptd_client._state.naming import listed, ranks_of
 from ckptd_client._state.reshard import Saved
@@ -77,17 +77,17 @@ def taken_of(names: Iterable[str], boxes: Mapping[str, Iterable[Saved]], places:
     return taken
 
 
-def notes_of(taken: Taken, attestations: Mapping[int, Sequence[Attestation]]) -> list[str]:
-    """Notes for the user if the replicas differed. attestations: of all ranks that saved, else no notes."""
-    if compared(attestations) is not Compared.DIFFERING:
+def notes_of(taken: Taken, found: Compared) -> list[str]:
+    """Notes for the user if the replicas differed. found: of the attestations of all ranks that saved."""
+    if found is not Compared.DIFFERING:
         return []
     told = "were taken, on every rank; those of other ranks differed"
     return [f"{listed(found)}: the bytes of {ranks_of(ranks)} {told}" for ranks, found in sorted(taken.items())]
 
 
-def doubt_of(attestations: Mapping[int, Sequence[Attestation]]) -> list[str]:
-    """The note for every reader of a checkpoint with these attestations; empty: none."""
-    return list(filter(None, [doubt(compared(attestations))]))
+def doubt_of(found: Compared) -> list[str]:
+    """The note for every reader of a checkpoint of which this is known; empty: none."""
+    return list(filter(None, [doubt(found)]))
 
 
 def _text(placement: Any) -> str:

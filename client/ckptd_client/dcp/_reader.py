@@ -218,7 +218,7 @@ class CkptdReader(StorageReader):
                 targets.setdefault(one.rank, []).extend(one.targets)
         checkpoint.read_all(targets)
         taken = taken_of(lowest, {name: content.boxes[name].values() for name in lowest}, _Named())
-        self._say(notes_of(taken, checkpoint.attestations), self._group.rank)
+        self._say(notes_of(taken, checkpoint.replicas), self._group.rank)
         return fills
 
     def _read_to_the_end(self) -> None:

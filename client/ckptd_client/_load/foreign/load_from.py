@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ckptd.shared.base.errors import IntegrityError, MismatchError, RestoreError, UsageError
@@ -17,21 +18,24 @@ from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Leaf, Leaves, Path, is_path_text
 from ckptd.shared.format.manifest import LATEST
 from ckptd.shared.format.root_names import has_records
-from ckptd.shared.stores.kinds import absolute, is_url, real
+from ckptd.shared.stores.kinds import absolute, is_url, open_files, real
 from ckptd_client._daemon.link import Link
-from ckptd_client._load.checkpoint import open_directory
 from ckptd_client._load.fit import fit
 from ckptd_client._load.foreign.contents import Foreign
 from ckptd_client._load.foreign.dcp import METADATA, open_dcp
 from ckptd_client._load.foreign.safetensors import SUFFIX, is_torch_file, open_safetensors
+from ckptd_client._load.image_ranges import images_in
 from ckptd_client._load.lenient import check_strict
-from ckptd_client._load.saved_names import Saves, saves_of
+from ckptd_client._load.reader import open_file, read_records
+from ckptd_client._load.saved_names import Saves
 from ckptd_client._load.shared_read.participants import Ask, Participants, all_ranks, taking_part
+from ckptd_client._load.shared_read.read import copy_out_together
+from ckptd_client._load.stored_fit import fit_to_stored
 from ckptd_client._local.rank import Group
 from ckptd_client._state.leaves import encode_leaf
 from ckptd_client._state.naming import NOTHING_NAMED, Named
 from ckptd_client._state.pickle import NO_PICKLE, PickleKeys
-from ckptd_client._state.replica_choice import notes_of
+from ckptd_client._state.replica_choice import doubt_of, notes_of
 from ckptd_client._state.tensors import is_tensor
 from ckptd_client._state.tree import flatten, format_path
 
@@ -178,27 +182,22 @@ def _load_own(  # noqa: PLR0913, PLR0917
     *,
     strict: bool,
 ) -> tuple[str, int | None, int, list[str]]:
-    path = real(path)  # as open_directory does; it is named in what does not fit
-    checkpoint = open_directory(path, integrity=integrity)
+    stored = open_files(real(path), integrity)  # latest may move on meanwhile
+    records = read_records(stored)
+    manifest = records.manifest
     if participants is not None:
-        checkpoint.read_with(participants)
-    like = group.rank if group.rank < checkpoint.world_size else 0
-    try:
-        leaves = checkpoint.leaves
-        saves = saves_of(
-            checkpoint.layouts.values(), leaves[like], rank=like, world_size=group.world_size, me=group.rank,
-            named=named, of_all=leaves,
-        )  # fmt: skip
-        fitted = fit(state, _placed(saves, state, strict=strict), where=path, pickle_keys=keys, strict=strict)
-        checkpoint.read_all(fitted.targets)
-        fitted.settle()
-        fitted.compare(checkpoint.images)
-    finally:
-        checkpoint.close()
+        participants.save = manifest.save
+    fitted = fit_to_stored(
+        records, state, group, named, where=stored.location, keys=keys, strict=strict,
+        placed=lambda saves: _placed(saves, state, strict=strict),
+    )  # fmt: skip
+    copy_out_together(partial(open_file, records), fitted.targets, records, participants, integrity)
+    fitted.settle()
+    fitted.compare(images_in(records))
     notes = fitted.finish(state, strict=False)
-    doubted = [f"step {checkpoint.save.step}: {text}" for text in checkpoint.doubts]
-    doubted += notes_of(fitted.taken, checkpoint.attestations)
-    return "ckptd", checkpoint.save.step, fitted.nbytes, [*checkpoint.notes, *doubted, *notes, *fitted.own_notes]
+    doubted = [f"step {manifest.save.step}: {text}" for text in doubt_of(manifest.replicas)]
+    doubted += notes_of(fitted.taken, manifest.replicas)
+    return "ckptd", manifest.save.step, fitted.nbytes, [*doubted, *notes, *fitted.own_notes]
 
 
 def _load_foreign(path: str, state: dict[str, Any], found: Foreign, *, strict: bool) -> tuple[int, list[str]]:

@@ -3,13 +3,13 @@
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from ckptd.shared.base.errors import DamagedError
-from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, digest
+from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES
 from ckptd.shared.format.integrity import XXH3, Integrity
-from ckptd.shared.format.manifest import FileRecord
+from ckptd.shared.format.stored_records import StoredRecords
 from ckptd_client._load.reader import Buffer, Pieces, Source, Target, copy_blocks, pieces_of
 from ckptd_client._load.shared_read.node_group import NodeGroup, Plan
 from ckptd_client._load.shared_read.participants import Participants
@@ -24,15 +24,15 @@ _MOST_OPEN = 16  # images
 def copy_out_together(
     open_source: Callable[[int], Source],
     targets: Mapping[int, list[Target]],
-    records: Sequence[FileRecord],
+    records: StoredRecords,
     participants: Participants | None,
     integrity: Integrity = XXH3,
 ) -> None:
     """Fills the targets, by rank of the image, from that image. Raises DamagedError for a bad block, OSError.
 
-    records: of every image of the checkpoint. Only blocks that hold something of a target are read.
+    Only blocks that hold something of a target are read, and of records those of their images.
     """
-    blocks = Blocks([record.nbytes for record in records])
+    blocks = Blocks(records.sizes)
     wanted = {rank: pieces_of(found, BLOCK_NBYTES) for rank, found in targets.items()}
     alone = {blocks.number(rank, index) for rank, pieces in wanted.items() for index in pieces}
     with contextlib.ExitStack() as stack:
@@ -53,13 +53,13 @@ def _copy_together(  # noqa: PLR0913, PLR0917
     stack: contextlib.ExitStack,
     open_source: Callable[[int], Source],
     wanted: Mapping[int, Pieces],
-    records: Sequence[FileRecord],
+    records: StoredRecords,
     blocks: Blocks,
     numbers: Collection[int],
     integrity: Integrity,
 ) -> set[int]:
     """Copies out blocks that several members want and returns their numbers. stack: closed when this rank is done."""
-    group = participants.open(blocks, digest(b"".join(record.digests for record in records)))
+    group = participants.open(blocks, records.proof)
     if group is None:
         return set()
     stack.callback(participants.leave)  # whatever fails from here on, no other waits for this rank
@@ -97,7 +97,7 @@ def _on_error(act: Callable[[], None]) -> Callable[[object, object, object], Non
     return lambda kind, _error, _trace: act() if kind is not None else None
 
 
-def _checking(records: Sequence[FileRecord], blocks: Blocks, integrity: Integrity) -> Callable[[int, memoryview], None]:
+def _checking(records: StoredRecords, blocks: Blocks, integrity: Integrity) -> Callable[[int, memoryview], None]:
     """Gives a function that compares a block from another node with its digest."""
 
     def check(block: int, view: memoryview) -> None:

@@ -5,10 +5,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ckptd.shared.format.holders import holders_in
-from ckptd.shared.format.packed_layout import Known, decode_layout, parted
+from ckptd.shared.format.packed_layout import Known, decode_layout, layout_in, parted
 from ckptd_client._image.plan import make_plan
 
 RANKS = 8
@@ -59,6 +60,23 @@ def test_a_part_of_the_job_names_its_own_ranks():
     assert ranks_for(first, "w", (2, 0), (2, 2)) == [2, 3]
     assert ranks_for(second, "w", (2, 0), (2, 2)) == [6, 7]
     assert first.form == second.form
+
+
+@pytest.mark.parametrize("rank", [0, 3, 6])
+def test_rows_that_are_sharded_on_two_meshes_one_within_the_other_lie_on_a_mesh_too(rank):
+    """As FSDP2 over tensor parallelism has them."""
+
+    def state():
+        mesh = DeviceMesh("cpu", torch.arange(RANKS).reshape(4, 2))
+        placements = [_StridedShard(0, split_factor=2), Shard(0)]
+        local = torch.ones(2, 2)
+        return {"w": DTensor.from_local(local, mesh, placements, run_check=False, shape=(16, 2), stride=(2, 1))}
+
+    parts = layout_of(rank, state)
+    (box,) = layout_in(parts, where="x", known=Known()).tensors
+    assert box.offsets == ({0: 0, 3: 10, 6: 6}[rank], 0)
+    found = holders_in(parts, where="x", known=Known()).of("w", (2, 0), (3, 2))
+    assert [(one.rank, one.offsets, one.sizes) for one in found] == [(2, (2, 0), (2, 2)), (4, (4, 0), (2, 2))]
 
 
 def test_a_replicated_plain_tensor_is_sought_on_all_ranks_and_any_other_on_this_one():

@@ -15,6 +15,7 @@ from ckptd_client._load import alike
 from ckptd_client._load.alike import compare, questions_of
 from ckptd_client._load.image_ranges import Images, images_in
 from ckptd_client._state.reshard import Saved
+from tests.stored import Listed
 
 BLOCK = 64
 
@@ -132,10 +133,11 @@ def test_an_image_of_several_files(tmp_path):
     (tmp_path / "a").write_bytes(b"0123456789")
     (tmp_path / "b").write_bytes(b"abcdefghij")
     extents = [("a", 0, 10), ("b", 10, 12)]  # the second one is shorter than it should be
-    record = SimpleNamespace(rank=3, name="a", digests=b"d", extents=lambda: extents)
-    images = images_in(open_files(str(tmp_path), XXH3), [record])
-    assert images.tables == {3: b"d"}
-    with images.reading(3) as read:
+    records = Listed([SimpleNamespace(rank=0, name="a", digests=b"d", extents=lambda: extents)])
+    records.files = open_files(str(tmp_path), XXH3)
+    images = images_in(records)
+    assert dict(images.tables) == {0: b"d"}
+    with images.reading(0) as read:
         assert [read(0, 3), read(8, 4), read(10, 10)] == [b"012", b"89ab", b"abcdefghij"]
         with pytest.raises(DamagedError, match="ends before byte 22"):
             read(18, 4)

@@ -30,6 +30,7 @@ from ckptd_client._local.rank import Group
 from ckptd_client.dcp import CkptdReader
 from tests.checkpoints import write_checkpoint
 from tests.runs import RUN
+from tests.stored import Listed
 
 SAVE = SaveId(1, 1, 1, RUN)
 
@@ -122,7 +123,7 @@ def test_a_first_rank_that_misses_a_rank_of_its_node_keeps_no_other_node_waiting
         raise OSError("it reads alone")
 
     with pytest.raises(OSError, match="alone"), taking:
-        copy_out_together(open_source, targets, [record], taking)
+        copy_out_together(open_source, targets, Listed([record]), taking)
     assert other.exchanges == [None]
 
 
@@ -144,7 +145,7 @@ def test_a_first_rank_without_a_thread_for_its_exchange_shares_with_its_node(oth
         raise OSError("not here")
 
     with pytest.raises(OSError, match="not here"), other.participants() as taking:
-        copy_out_together(open_source, {0: [Target(0, 8, memory.address)]}, [record], taking)
+        copy_out_together(open_source, {0: [Target(0, 8, memory.address)]}, Listed([record]), taking)
     other.check_that_it_did_not_wait()
     assert other.joined
 

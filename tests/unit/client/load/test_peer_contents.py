@@ -30,6 +30,7 @@ from ckptd_client._load.shared_read.read import copy_out_together
 from ckptd_client._load.shared_read.schedule import Blocks, bits_of
 from ckptd_client._load.shared_read.senders import Read, Senders
 from tests.runs import RUN
+from tests.stored import Listed
 
 JOB = JobKey("/store", "job")
 SAVE, OTHER = SaveId(1, 1, 100, RUN), SaveId(1, 2, 200, RUN)
@@ -152,7 +153,7 @@ def test_all_ranks_of_all_nodes_learn_which_ranks_found_which_step(tmp_path, ran
         memory = Mapping(None, 8)
         try:
             with Participants(JOB, here, (SAVE, OTHER)[node], "127.0.0.1", find_place) as taking:
-                copy_out_together(lambda _: None, {0: [Target(0, 8, memory.address)]}, [record], taking)
+                copy_out_together(lambda _: None, {0: [Target(0, 8, memory.address)]}, Listed([record]), taking)
         except DifferentError as error:
             errors[number] = str(error)
 

@@ -36,6 +36,7 @@ from ckptd_client._load.shared_read.plan import Summary, column_of
 from ckptd_client._load.shared_read.read import copy_out_together
 from ckptd_client._load.shared_read.schedule import Blocks
 from tests.runs import RUN
+from tests.stored import Listed
 
 JOB = JobKey("/store", "job")
 SAVE = SaveId(1, 1, 1, RUN)
@@ -129,7 +130,7 @@ class Job:
         targets = {image: [Target(0, sizes[image], memory.address)] for image, memory in found.items()}
         try:
             with self.participants(node, rank) as taking:
-                records, integrity = self.checkpoint.records, self.keys[node]
+                records, integrity = Listed(self.checkpoint.records), self.keys[node]
                 copy_out_together(self.checkpoint.open_source, targets, records, taking, integrity)
         except (DamagedError, OSError) as error:
             self.failed[node, rank] = error

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ckptd.shared.format.layout import TensorEntry
 from ckptd.shared.format.rank_members import members_of
-from ckptd.shared.format.replica_attestations import WHOLE, Attestation
+from ckptd.shared.format.replica_attestations import WHOLE, Attestation, compared
 from ckptd_client._state.replica_choice import notes_of, taken_of
 from ckptd_client._state.reshard import Box, Saved, cover
 
@@ -60,9 +60,9 @@ def test_the_note_names_the_ranks_and_only_where_replicas_differed():
         rank: (Attestation(members_of((0, 1)), b"c" * 8, WHOLE + bytes([rank] * 7), only_told=True),)
         for rank in range(2)
     }
-    assert notes_of(taken, said) == [
+    assert notes_of(taken, compared(said)) == [
         "s['w']: the bytes of rank 0 were taken, on every rank; those of other ranks differed",
         "s['line']: the bytes of ranks 0 to 1 were taken, on every rank; those of other ranks differed",
     ]
-    assert notes_of(taken, {0: said[0], 1: said[0]}) == []
-    assert notes_of({}, said) == []
+    assert notes_of(taken, compared({0: said[0], 1: said[0]})) == []
+    assert notes_of({}, compared(said)) == []

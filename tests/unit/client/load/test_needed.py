@@ -1,0 +1,305 @@
+"""A load into another number of ranks reads the records of the ranks that hold what it wants, and gets the same."""
+
+import contextlib
+import math
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from ckptd.checkpoint.verify import verify_path
+from ckptd.shared.base.ids import JobKey, file_name
+from ckptd.shared.format.committed_record import encode_committed, make_committed
+from ckptd.shared.format.integrity import XXH3, Purpose
+from ckptd.shared.format.manifest import FileRecord, IndexFile, encode_record
+from ckptd.shared.format.packed_layout import parted
+from ckptd.shared.format.placement import REPLICATED, Mesh, box_at
+from ckptd.shared.format.record_index import Record, encode_index
+from ckptd.shared.format.slot import align_up
+from ckptd.shared.format.stored_records import StoredRecords
+from ckptd.store.posix.commit import commit
+from ckptd.store.posix.scan import Place
+from ckptd.system.files import FileLayer
+from ckptd_client._image import plan
+from ckptd_client._image.plan import gather, make_plan
+from ckptd_client._load import needed, stored_fit
+from ckptd_client._load.rounds import read_checkpoint
+from ckptd_client._local.rank import Group
+from ckptd_client._state.naming import NOTHING_NAMED
+from ckptd_client._state.pickle import NO_PICKLE
+from tests.checkpoints import SAVE, digests_of, filled, put_image, put_vote
+from tests.stored import records_of
+
+
+@contextlib.contextmanager
+def rank_of(rank, world_size):
+    """torch.distributed as this rank has it."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def values(name, shape):
+    """Of a tensor: each element another one."""
+    count = math.prod(shape)
+    return (torch.arange(count, dtype=torch.float32) + sum(map(ord, name)) * 10_000).reshape(shape)
+
+
+def spread(name, shape, ranks, mesh_shape, cuts, *, empty=False):
+    """This rank's DTensor of a tensor on a mesh."""
+    mesh = DeviceMesh("cpu", torch.tensor(ranks).reshape(mesh_shape))
+    place = mesh.get_coordinate()
+    offsets, sizes = box_at(shape, Mesh(mesh_shape, tuple(place)), cuts)
+    part = values(name, shape)[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))]
+    local = torch.full(sizes, -1.0) if empty else part.clone()
+    placements = [Replicate() if cut == REPLICATED else Shard(cut) for cut in cuts]
+    stride = torch.empty(shape).stride()
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride), part
+
+
+def write(store, world_size, state_of, *, per_node=1, replicated=None):
+    """A committed checkpoint of what each rank makes; nodes of so many ranks."""
+    os.makedirs(store, exist_ok=True)
+    place = Place(JobKey(str(store), "demo"), SAVE)
+    records = []
+    for rank in range(world_size):
+        with rank_of(rank, world_size):
+            state = state_of(rank)
+            made = make_plan(state, rank=rank, world_size=world_size, replicated=replicated)
+            found = gather(made, state)
+            memory = torch.zeros(align_up(made.nbytes), dtype=torch.uint8)
+            if found.tensors:
+                with torch.no_grad():
+                    torch._foreach_copy_(made.views(memory), found.tensors)
+            image = filled(made, memory, SAVE)
+        record = FileRecord(
+            name=file_name(rank), rank=rank, nbytes=len(image), digests=digests_of(image, XXH3),
+            **parted(made.layout, "plan")._asdict(), leaves=found.plain.leaves, parts=made.image.part_nbytes,
+        )  # fmt: skip
+        put_image(place, record, image)
+        records.append(record)
+    for first in range(0, world_size, per_node):
+        put_vote(place, records[first : first + per_node], world_size=world_size, node=f"n{first:04}", objects=None)
+    commit(FileLayer(), place.key, SAVE, "test")
+    return place.final
+
+
+@pytest.fixture
+def votes_read(monkeypatch):
+    """The nodes whose votes are read."""
+    seen = []
+    real = StoredRecords._vote
+
+    def counted(self, number):
+        if number not in self._votes:
+            seen.append(self.manifest.votes[number].node)
+        return real(self, number)
+
+    monkeypatch.setattr(StoredRecords, "_vote", counted)
+    return seen
+
+
+@pytest.fixture
+def no_others(monkeypatch):
+    """Fails a load that reads all records."""
+
+    def refuse(*_args):
+        raise AssertionError("all records were read")
+
+    monkeypatch.setattr(stored_fit, "_all_saves", refuse)
+
+
+def load(final, rank, world_size, state_of, **options):
+    """What a rank of another job gets: its state, and the fit's notes."""
+    with rank_of(rank, world_size):
+        state, expected = state_of(rank)
+        fitted, _, notes = read_checkpoint(final, state, group=Group(rank, world_size, "here"), **options)
+        notes = [*notes, *fitted.finish(state)]
+        for name, part in expected.items():
+            got = state[name].to_local() if isinstance(state[name], DTensor) else state[name]
+            assert torch.equal(got, part), name
+    return notes
+
+
+SHAPES = {"a": (40, 3), "b": (7,), "c": (5, 6), "s": ()}
+
+
+@st.composite
+def jobs(draw):
+    """A world, its mesh in any order of ranks, and how each tensor lies on it."""
+    mesh = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=2)))
+    world = math.prod(mesh)
+    ranks = draw(st.permutations(range(world))) if draw(st.booleans()) else list(range(world))
+    cuts = {
+        name: tuple(draw(st.sampled_from([REPLICATED, *range(len(shape))])) for _ in mesh)
+        for name, shape in SHAPES.items()
+    }
+    return world, mesh, tuple(ranks), cuts
+
+
+def saved_in(job):
+    _, mesh, ranks, cuts = job
+    return lambda rank: {name: spread(name, SHAPES[name], ranks, mesh, cuts[name])[0] for name in SHAPES} | {
+        "epoch": 3, "rank": rank, "plain": values("plain", (4,)),
+    }  # fmt: skip
+
+
+def wanted_in(job):
+    _, mesh, ranks, cuts = job
+
+    def state_of(rank):
+        both = {name: spread(name, SHAPES[name], ranks, mesh, cuts[name], empty=True) for name in SHAPES}
+        state = {name: tensor for name, (tensor, _) in both.items()}
+        return state | {"epoch": 0, "rank": -1, "plain": torch.zeros(4)}, {
+            **{name: part for name, (_, part) in both.items()}, "plain": values("plain", (4,)),
+        }  # fmt: skip
+
+    return state_of
+
+
+def targets(final, rank, world_size, state_of, find=needed.index_of):
+    """What a load would read: image, offset, bytes. find: the index of the records."""
+    with rank_of(rank, world_size), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored_fit, "index_of", find)
+        group = Group(rank, world_size, "here")
+        fitted = stored_fit.fit_to_stored(
+            records_of(final), state_of(rank)[0], group, NOTHING_NAMED, where="x", keys=NO_PICKLE, strict=True
+        )  # fmt: skip
+        return {
+            (image, one.data_offset, one.nbytes) for image, several in fitted.targets.items() for one in several
+        }, fitted.leaves
+
+
+@given(jobs().filter(lambda job: job[0] > 1), jobs(), st.sampled_from([None, ()]))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.usefixtures("no_others")
+def test_any_job_loads_what_any_other_saved(tmp_path_factory, saved, loading, replicated):
+    """replicated: replicas divide what they save, or each saves all of it."""
+    final = write(tmp_path_factory.mktemp("store"), saved[0], saved_in(saved), replicated=replicated)
+    for rank in {0, loading[0] - 1}:
+        load(final, rank, loading[0], wanted_in(loading))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored_fit, "_all_saves", ALL_SAVES)
+        by_all = targets(final, rank, loading[0], wanted_in(loading), find=lambda _records: None)
+    assert targets(final, rank, loading[0], wanted_in(loading)) == by_all, "the same bytes of the same images"
+
+
+ALL_SAVES = stored_fit._all_saves
+
+
+def rows(world_size, *, empty=False):
+    """A state of one tensor of 64 rows that are divided among the ranks."""
+
+    def state_of(rank):
+        tensor, part = spread("w", (64, 2), list(range(world_size)), (world_size,), (0,), empty=empty)
+        return ({"w": tensor}, {"w": part}) if empty else {"w": tensor}
+
+    return state_of
+
+
+@pytest.mark.usefixtures("no_others")
+def test_a_rank_reads_the_votes_of_the_ranks_that_have_its_rows_and_one_of_its_own(tmp_path, votes_read):
+    final = write(tmp_path / "s", 32, rows(32))
+    votes_read.clear()
+    load(final, 5, 16, rows(16, empty=True))
+    assert sorted(votes_read) == ["n0005", "n0010", "n0011"]
+    votes_read.clear()
+    load(final, 40, 64, rows(64, empty=True))
+    assert sorted(votes_read) == ["n0000", "n0020"], "a new rank takes plain values of rank 0"
+
+
+@pytest.mark.usefixtures("no_others")
+def test_what_all_ranks_have_whole_is_read_of_one_and_compared_with_some(tmp_path, votes_read):
+    def saved(rank):
+        return {"w": torch.full((4,), float(rank)), "same": torch.ones(2)}
+
+    final = write(tmp_path / "s", 24, saved)
+    votes_read.clear()
+    state = {"w": torch.zeros(4), "same": torch.zeros(2)}
+    notes = load(final, 3, 8, lambda rank: (state, {"w": torch.full((4,), float(rank))}))
+    assert len(set(votes_read)) <= 17
+    assert len(notes) == 2, notes
+    assert "ranks 0 to 23 saved state['w'], each a value of its own; those of ranks 8 to 23 are dropped" in notes[0]
+    assert "ranks 0 to 23 saved state['same'], perhaps each a value of its own" in notes[1]
+
+
+@pytest.mark.parametrize("harm", ["flipped", "gone", "short"])
+def test_an_index_that_is_damaged_is_refused_by_name_and_all_votes_say_the_same(tmp_path, harm, caplog):
+    final = Path(write(tmp_path / "s", 4, rows(4)))
+    (path,) = final.glob("ckptd.*.index")
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.unlink()
+    if harm != "gone":
+        path.write_bytes(raw if harm == "flipped" else raw[:-1])
+    load(str(final), 1, 2, rows(2, empty=True))
+    (said,) = [record.getMessage() for record in caplog.records if "index" in record.getMessage()]
+    assert str(path) in said
+    assert "all votes are read instead" in said
+    report = verify_path(str(final))
+    assert [problem.path for problem in report.problems] == [str(path)]
+
+
+def test_verify_reports_an_index_that_says_something_else_than_the_records(tmp_path):
+    """Its digest is right: whoever wrote it also wrote the manifest."""
+    final = Path(write(tmp_path / "s", 4, rows(4)))
+    records = records_of(final)
+    data = encode_index([Record(r.rank, r.nbytes + 1, r.layout, r.leaves) for r in records])
+    index = IndexFile(len(data), XXH3.digest(data, Purpose.INDEX))
+    (final / index.name).write_bytes(data)
+    manifest = msgspec.structs.replace(records.manifest, index=index)
+    raw = encode_record(manifest)
+    committed = make_committed(manifest, raw)
+    (final / committed.manifest).write_bytes(raw)
+    (final / "COMMITTED").write_bytes(encode_committed(committed))
+    found = {problem.path: problem.what for problem in verify_path(str(final)).problems}
+    assert found[str(final / index.name)] == "says something else than the records"
+
+
+@pytest.mark.usefixtures("no_others")
+def test_boxes_that_no_mesh_gives_are_sought_on_the_ranks_that_have_any_of_the_tensor(
+    tmp_path, monkeypatch, votes_read
+):
+    monkeypatch.setattr(plan, "placements_of", lambda *_: ([], {}))
+
+    def saved(rank):
+        return {
+            "w": spread("w", (64, 2), list(range(8)), (8,), (0,))[0],
+            "few": spread("few", (3, 2), list(range(8)), (8,), (0,))[0],
+        }  # fmt: skip
+
+    final = write(tmp_path / "s", 8, saved)
+    load(final, 1, 4, rows(4, empty=True), strict=False)
+    votes_read.clear()
+    load(final, 5, 6, lambda _: ({"few": torch.zeros(3, 2)}, {"few": values("few", (3, 2))}), strict=False)
+    assert sorted(votes_read) == ["n0000", "n0001", "n0002", "n0005"]
+
+
+@pytest.mark.usefixtures("no_others")
+def test_of_replicas_that_divided_what_they_save_those_are_read_that_have_rows_of_it(tmp_path, votes_read):
+    def saved(_rank):
+        return {
+            f"w{number}": spread(f"w{number}", (8, 2), list(range(8)), (8,), (REPLICATED,))[0] for number in range(8)
+        }
+
+    final = write(tmp_path / "s", 8, saved, replicated=())
+    votes_read.clear()
+    load(final, 1, 2, lambda _: ({"w6": torch.zeros(8, 2)}, {"w6": values("w6", (8, 2))}), strict=False)
+    assert sorted(votes_read) == ["n0001", "n0006"]
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_the_index_is_written_where_there_are_several_votes(tmp_path, world):
+    final = Path(write(tmp_path / "s", world, rows(world)))
+    assert len(list(final.glob("ckptd.*.index"))) == (world > 1)
+    assert not verify_path(str(final)).problems
