@@ -63,7 +63,6 @@ class Record:
         return compared(self.attestations)
 
     @property
-    @property
     def end(self) -> End | None:
         """How it ended, if it has."""
         return ENDS.get(self.state)

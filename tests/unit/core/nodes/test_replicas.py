@@ -330,7 +330,5 @@ def test_what_cannot_be_copied_is_rebuilt():
 def test_who_saved_all_of_its_own_needs_none():
     said = Attestation(members_of((0, 1)), b"c" * 8, b"w" * 8)
     record = Record(ONE, 2, 0.0, attestations=dict.fromkeys((0, 1), (said,)))
-    assert record.shared_by_all
     record.attestations = dict.fromkeys((0, 1), (replace(said, only_told=True),))
     assert not record.shared
-    assert not record.shared_by_all
