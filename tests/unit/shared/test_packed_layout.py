@@ -25,6 +25,7 @@ from ckptd.shared.format.packed_layout import (
     parted,
 )
 from ckptd.shared.format.placement import REPLICATED, Mesh, Placed, box_at
+from ckptd.shared.format.rank_members import members_of
 
 RANKS, TENSORS = 16, 40
 
@@ -226,3 +227,52 @@ def test_a_plan_that_names_a_tensor_twice_is_refused(shape):
     twice = Spread([lay.Planned(layout.tensors[0].name, "F64", shape)])
     with pytest.raises(DamagedError, match=r"x: layout: two tensors of the name 'model.layers.0.weight'"):
         decode_layout(encode_layout(layout, twice), where="x")
+
+
+# --- holders
+
+
+def held(rank, stages=((0, 1), (2, 3))):
+    """A layout of a rank whose stage holds all tensors but the last."""
+    layout, spread = a_layout(rank)
+    members = members_of(next(stage for stage in stages if rank in stage))
+    names = [f"model.layers.{number}.weight" for number in range(TENSORS - 1)]
+    return msgspec.structs.replace(layout, holders=dict.fromkeys(names, members)), spread
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_holders_come_back_of_tensors_without_boxes_too(rank):
+    layout, spread = held(rank)
+    assert decode_layout(encode_layout(layout, spread), where="here") == layout
+
+
+def test_stages_of_the_same_names_have_one_plan_and_each_set_is_read_once():
+    known = Known()
+    found = []
+    for rank in range(4):
+        parts = parted(encode_layout(*held(rank)), "here")
+        found.append((parts.plan, layout_in(parts, where="here", known=known)))
+    assert len({plan for plan, _ in found}) == 1
+    assert [id(layout.holders) == id(found[0][1].holders) for _, layout in found] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("part", "changed"),
+    [
+        ("own", {"holders": []}),
+        ("own", {"holders": [b"\0\1\1\1"]}),
+        ("plan", {"held_by": [1]}),
+        ("plan", {"held_by": [2] * TENSORS}),
+        ("plan", {"held_by": [-1] * TENSORS}),
+    ],
+)
+def test_holders_that_are_none_are_refused(part, changed):
+    parts = parted(encode_layout(*held(0)), "here")
+    if part == "own":
+        own = msgspec.msgpack.encode(msgspec.msgpack.decode(parts.own) | changed)
+        parts = parts._replace(own=own)
+    else:
+        (raw,) = parts_in(parts.plan, 1, "here")
+        parts = parts._replace(plan=squeezed([msgspec.msgpack.encode(msgspec.msgpack.decode(raw) | changed)]))
+    with pytest.raises(DamagedError, match=r"holders|ranks of a job|not readable"):
+        layout_in(parts, where="here", known=Known())
