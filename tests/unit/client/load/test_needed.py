@@ -303,3 +303,12 @@ def test_the_index_is_written_where_there_are_several_votes(tmp_path, world):
     final = Path(write(tmp_path / "s", world, rows(world)))
     assert len(list(final.glob("ckptd.*.index"))) == (world > 1)
     assert not verify_path(str(final)).problems
+
+
+@pytest.mark.usefixtures("no_others")
+def test_rows_that_replicas_divided_are_read_of_each_of_them(tmp_path):
+    def saved(_rank):
+        return {"w": spread("w", (8, 2), list(range(4)), (4,), (REPLICATED,))[0]}
+
+    final = write(tmp_path / "s", 4, saved, replicated=())
+    load(final, 1, 2, lambda _: ({"w": torch.zeros(8, 2)}, {"w": values("w", (8, 2))}))
