@@ -4,6 +4,7 @@ Members of a set reach each other in this process; what they say to real daemons
 directly or by the leader of their group.
 """
 
+import functools
 import time
 from collections.abc import Iterable
 
@@ -17,12 +18,14 @@ from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Attached, LoadFrom, Refused
 from ckptd.shared.protocol.status import NodeReport, RankStatus
-from ckptd.shared.protocol.topology import Peer
+from ckptd.shared.protocol.topology import Peer, Topology
 from tests.unit.core.nodes import a_cluster
 from tests.unit.core.nodes.a_cluster import ACluster, ANode
 
 _GIB = 1 << 30
 _TICK_S = 1.0
+_SERVE_S = 0.025  # links are served so often, whatever the cores have to do
+Topology.unpacked = functools.cache(Topology.unpacked)  # type: ignore[method-assign]  # all members have the same one
 
 
 class Member(ANode):
@@ -48,7 +51,8 @@ class Members(ACluster):
         self.held = {act.Drain}
         self.answers: dict[tuple[type, int], object] = {}  # by kind and rank: the last message to the rank
         self._met: list[tuple[str, str]] = []
-        self._tick_at = 0.0
+        self._wanted_by: dict[str, set[str]] = {}  # of members
+        self._tick_at = self._serve_at = 0.0
         self._active: dict[str, ANode] = {}  # nodes where something may be due
         self.now = time.monotonic()
 
@@ -126,6 +130,20 @@ class Members(ACluster):
                 self._active[name] = node
         self.settle()
 
+    def settle(self) -> None:
+        """Runs until nothing is left to do. Other daemons' packets come in meanwhile."""
+        while True:
+            while self._queue:
+                node, event = self._queue.popleft()
+                if self.nodes.get(node.name) is node:
+                    for action in node.catalogue.handle(event, self.now):
+                        self.perform(node, action)
+                if time.monotonic() >= self._serve_at:
+                    self.wire.turn()
+                    self._serve_at = time.monotonic() + _SERVE_S
+            if not self._meet() and not self._report():
+                return
+
     def say(self, node: ANode, event: ev.Event) -> None:
         """Queues an event for a node, after which something may be due there."""
         super().say(node, event)
@@ -147,17 +165,22 @@ class Members(ACluster):
             case act.ToNode(node=to, message=message):
                 if frozenset((node.name, to)) in self.links:
                     self.say(self.nodes[str(to)], message)
+                elif to in node.met and str(to) in self.nodes:  # the message is lost, and makes a link
+                    self._link(node.name, str(to))
             case act.MeetPeers(peers=peers):
                 self._accept(node, peers)
             case act.KeepTopology(topology=topology):
-                self._accept(node, [self.wire.daemons[name] for name in self.real & set(topology.nodes)])
-                super().perform(node, action)
+                self._accept(node, topology.peers)
             case act.Meet(job=job, session=session, rendezvous=place):
                 self._accept(node, [place.peer])
                 self.wire.links[node.name].meetings.show(job, session, place, node.peer)
             case act.EndMeeting(job=job, session=session):
                 self.wire.links[node.name].meetings.end(job, session)
-            case act.KeepLinks():
+            case act.KeepLinks(nodes=nodes):
+                node.wanted = frozenset(nodes or ())
+                for name in node.wanted & self.nodes.keys():
+                    self._wanted_by.setdefault(name, set()).add(node.name)
+                    self._met.append((node.name, name))
                 self.wire.keep_links(node.name, action)
             case act.ToRank(rank=rank, message=message):
                 self.answers[type(message), rank] = message
@@ -167,15 +190,17 @@ class Members(ACluster):
     def _accept(self, node: ANode, peers: Iterable[Peer]) -> None:
         names = {peer.node for peer in peers} - {node.name}
         node.met |= names
-        self._met += [(node.name, name) for name in names & self.nodes.keys()]
+        of_use = (node.wanted or frozenset()) | self._wanted_by.get(node.name, set())
+        self._met += [(node.name, name) for name in names & of_use & self.nodes.keys()]
         real = [self.wire.daemons[name] for name in names & self.real]
         self.wire.links[node.name].meet(self.plan.job, real)
 
     def _meet(self) -> bool:
-        """Links between members."""
+        """Links between members that know each other, where one of them keeps one."""
         met, self._met, new = self._met, [], False
         for name, other in met:
-            both = name in self.nodes and other in self.nodes and name in self.nodes[other].met
+            one, two = self.nodes.get(name), self.nodes.get(other)
+            both = one is not None and two is not None and name in two.met and other in one.met
             new |= both and self._link(name, other)
         return new
 

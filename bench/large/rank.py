@@ -20,9 +20,10 @@ from tests.slots import Slot, write_slot
 _R = TypeVar("_R")
 _HOLDS_LOCK = """
 import fcntl, os, sys
-file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+file = os.open(sys.argv[1] + ".new", os.O_RDWR | os.O_CREAT, 0o600)
 fcntl.lockf(file, fcntl.LOCK_EX)
 os.pwrite(file, bytes.fromhex(sys.argv[2]), 0)
+os.rename(sys.argv[1] + ".new", sys.argv[1])  # a daemon that finds the name finds it locked and whole
 print(flush=True)
 sys.stdin.read()
 """

@@ -59,7 +59,12 @@ class MemberLinks(RelayedLinks):
     @property
     def has_bundles(self) -> bool:
         """Whether some wait."""
-        return self._bundles.next is not None
+        return bool(self._bundles)
+
+    def is_due(self, now: float) -> bool:
+        """Whether ``look`` has something to do."""
+        times = (self.next_deadline(), self.meetings.next_deadline())
+        return any(due is not None and due <= now for due in times)
 
     def look(self, now: float) -> list[ev.Event]:
         """What is due."""
@@ -137,7 +142,7 @@ class Wire:
                 links.send_bundles()
         if now >= self._look_at:
             self._look_at = now + _LOOK_S
-            for member, links in list(self.links.items()):
+            for member, links in [item for item in self.links.items() if item[1].is_due(now)]:
                 self._hand_on(member, links, links.look(now))
 
     def _dispatch(self, frame: bytes, now: float) -> None:

@@ -51,6 +51,10 @@ class Bundles:
         self._batches: dict[tuple[str, str], dict[Hop, _Batch]] = {}  # by node and key
         self._full: list[tuple[Hop, Bundle]] = []
 
+    def __bool__(self) -> bool:
+        """Whether something waits."""
+        return bool(self._batches or self._full)
+
     def add(self, hop: Hop, letter: Letter, due: float) -> None:
         """A letter whose packet still has its body. It leaves at that time at the latest."""
         batches = self._batches.setdefault(hop[:2], {})
