@@ -179,11 +179,16 @@ class Membership:
             actions += self._report_former(session, candidate) if candidate == node else []
         return [*actions, *self.topologies.peer_up(node)]
 
-    def resync(self) -> list[Action]:
-        """What its coordinator must know of the ranks here, reported before or not."""
+    def resync(self, answer: ev.SessionOpened | None = None) -> list[Action]:
+        """What its coordinator must know of the ranks here, reported before or not.
+
+        answer: an order that followed from such a report: what it shows to have arrived is not sent again.
+        """
         self._informed.add(self.coordinator)
         its, candidate = self.coordinator, self.reports.candidate
         sessions = [one for one in self.reports.sessions if one == self.session or candidate(one) == its]
+        if answer is not None and self.reports.ranks_of(answer.session) <= set(answer.ranks):
+            sessions = [one for one in sessions if one != answer.session]
         return [action for session in sessions for action in self._attached_to(self.coordinator, session)]
 
     @property

@@ -229,13 +229,13 @@ class JobNode:
             return []
         if self.coordinator != before:
             self.drain.orphaned()
-        return [*self._placed(), *kept, *self._resync()]
+        return [*self._placed(), *kept, *self._resync(order)]
 
     def _placed(self, _: object = None) -> list[Action]:
         return self.protection.moved(self.membership.place, self.membership.epoch)
 
-    def _resync(self) -> list[Action]:
-        """Everything that the coordinator must know of this node, sent before or not."""
+    def _resync(self, answer: ev.SessionOpened | None = None) -> list[Action]:
+        """Everything that the coordinator must know of this node, sent before or not. answer: as Membership has it."""
         has = replace(
             self.membership.has(),
             run=self.standing.run,
@@ -247,7 +247,7 @@ class JobNode:
         )
         report = self.membership.report
         facts = (*self.demands.repeat(), *self.loads.reports.repeat())
-        return [report(has), *self.membership.resync(), *map(report, facts)]
+        return [report(has), *self.membership.resync(answer), *map(report, facts)]
 
     def _peer_up(self, event: ev.PeerUp) -> list[Action]:
         """Earlier messages to it may be lost."""

@@ -56,6 +56,10 @@ class Reports:
         everybody = (*self._ranks.waiting.values(), *self._ranks.admitted.values())
         return [local for local in everybody if local.session == session]
 
+    def ranks_of(self, session: str) -> set[int]:
+        """Those of the session that have come to this daemon."""
+        return {local.rank for local in self._of(session)}
+
     def found(self) -> ev.RanksFound:
         """All processes that live here."""
         return ev.RanksFound(job=self._job, living=self._ranks.living)
@@ -116,7 +120,7 @@ class Reports:
 
     def _all_here(self, session: str) -> bool:
         """Whether each living rank of the session has come to this daemon."""
-        here = {local.rank for local in self._of(session)}
+        here = self.ranks_of(session)
         return all(rank in here for rank, of in self._ranks.live if of == session)
 
     def take_due(self, now: float) -> list[str]:
