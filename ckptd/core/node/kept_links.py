@@ -57,6 +57,8 @@ class KeptLinks:
     def _wanted_relays(self) -> dict[str, str]:
         """Leaders by which packets may go: of all nodes at the coordinator, of its own at another node."""
         topology, coordinator = self._membership.topology, self._membership.coordinator
+        if topology is None and self._membership.place is not None and coordinator in self._relays:
+            return self._relays  # it is on its way: until then the leader is the one that it was
         if topology is None or coordinator != topology.coordinator:
             return {}
         if topology is not self._groups[0]:

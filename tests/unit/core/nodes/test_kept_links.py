@@ -115,3 +115,27 @@ def test_links_to_sources_of_copies_are_kept_while_those_are_on_their_way():
     assert all(cluster.nodes[name].wanted == set(NODES) - {name} for name in NODES[1:])
     cluster.release()
     assert {node.name: node.wanted for node in cluster.nodes.values()} == before
+
+
+def test_members_keep_their_leader_until_they_know_another_one():
+    """They would all dial the coordinator, at the moment at which each of them waits for the new session."""
+    cluster, kept = ACluster(NODES, set_size=2, relayed_from=3), []
+    cluster.connect(NODES)
+    perform = cluster.perform
+
+    def watched(node, action):
+        if isinstance(action, act.KeepLinks):
+            kept.append((node.name, dict(action.relays)))
+        perform(node, action)
+
+    cluster.perform = watched
+    members = {name for name in NODES[1:] if cluster.nodes[name].job.node._kept_links._relays}
+    assert len(members) >= 2
+    cluster.end_ranks()
+    cluster.lose("h")
+    cluster.add("i")
+    cluster.connect("abcdefgi")
+    after = {name for name in members if name in cluster.nodes and cluster.nodes[name].job.node._kept_links._relays}
+    moved = [(name, relays) for name, relays in kept if name in after]
+    assert moved
+    assert all(relays for _, relays in moved), "none of them goes without a leader meanwhile"
