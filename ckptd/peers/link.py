@@ -8,6 +8,9 @@ bodies arrive in order, once.
 A connection of ZeroMQ keeps order, so a packet that is ahead of what was received shows that something was lost, and
 nothing else does: a side that does not answer is busy. What was lost is sent again when the other side says so. An end
 that waits for an acknowledgement says now and then what its last body was, so that a loss without a successor shows.
+
+So nothing but the window waits for an acknowledgement. It travels with whatever goes the other way, alone after
+``ACK_S``, and at once when a quarter of the window has come or the other side asks.
 """
 
 from collections import deque
@@ -21,6 +24,8 @@ MAX_QUEUED_NBYTES = 32 << 20
 _WINDOW = 64  # bodies under way, not acknowledged
 _WINDOW_NBYTES = 4 << 20  # at least one body, whatever its size
 PROBE_S = 2.0  # without an acknowledgement; less when four signs of life fit into a shorter time
+ACK_S = 0.2  # at most, in half as many steps that all links share, so that a loop wakes once for all of them
+_EARLY = 4  # an acknowledgement leaves at once after one of so many parts of the window
 _RETRY_S = 0.2  # after a packet that ZeroMQ did not take
 _HELLO_S = 0.02  # doubled each time, up to
 _HELLO_MAX_S = 1.0
@@ -83,6 +88,7 @@ class Link:
         self._received = 0
         self._lost = 0  # the other side's attempt in which something after that was lost; 0: none
         self._ack_at: float | None = None  # when the other side gets both; None: it has them
+        self._owed = 0, 0  # bodies that the other side does not know as received, and their bytes
         self._said = False, 0  # in the last step: whether an acknowledgement was due, and what was lost
         self._heard_at = 0.0
         self._alive_at = 0.0  # when a packet is due, if there is nothing to send
@@ -199,15 +205,23 @@ class Link:
         if packet.lost == self._attempt and self._waits:
             self._sent_seq = self._queue[0][0] - 1
             self._attempt += 1
-        if packet.seq:
+        if packet.seq == self._received + 1 and packet.body:
+            self._received += 1
+            self._owe(packet.body, now)
+            self._updates.append(Got(packet.body))
+        elif packet.seq:  # it came before, or asks, or is ahead of its turn and comes again
             self._ack_at = now
-            if packet.seq == self._received + 1 and packet.body:
-                self._received += 1
-                self._updates.append(Got(packet.body))
-            elif packet.seq > self._received:  # what is ahead of its turn comes again
-                self._lost = max(self._lost, packet.attempt)
+            self._lost = max(self._lost, packet.attempt) if packet.seq > self._received else self._lost
         elif packet.body:
             self._updates.append(Got(packet.body))
+
+    def _owe(self, body: bytes, now: float) -> None:
+        """An acknowledgement, which need not leave alone at once."""
+        count, nbytes = self._owed = self._owed[0] + 1, self._owed[1] + len(body)
+        step = min(ACK_S, self._probe_s / 2) / 2
+        early = count >= _WINDOW // _EARLY or nbytes >= _WINDOW_NBYTES // _EARLY
+        due = now if early else now - now % step + 2 * step
+        self._ack_at = due if self._ack_at is None else min(due, self._ack_at)
 
     @property
     def _probe_s(self) -> float:
@@ -233,7 +247,7 @@ class Link:
             latest = now + self.timeout_s / KEEPALIVES
             self._alive_at = latest - (latest - self._phase_s) % (self.timeout_s / KEEPALIVES / 2)
             self._said = self._ack_at is not None, self._lost
-            self._ack_at, self._lost = None, 0
+            self._ack_at, self._lost, self._owed = None, 0, (0, 0)
         return out
 
     def _hellos(self, now: float) -> list[Packet]:

@@ -329,6 +329,53 @@ def said(world, count):
     return world.sides[0].sent[-1][1]
 
 
+def acks(world):
+    return [packet.ack for end, packet in world.air if end == 0]
+
+
+def test_an_acknowledgement_travels_with_an_answer():
+    world = up_world()
+    said(world, 3)
+    for _ in range(3):
+        world.arrive(0)
+    world.say(1)
+    assert acks(world) == [3]
+    world.arrive(0)
+    pass_time(world, 1.0, 1)
+    assert acks(world) == [], "nothing is left to acknowledge"
+
+
+def test_an_acknowledgement_leaves_alone_soon():
+    world = up_world()
+    said(world, 3)
+    for _ in range(3):
+        world.arrive(0)
+    assert acks(world) == []
+    assert world.sides[1].link.next_deadline() <= world.now + link_module.ACK_S
+    pass_time(world, link_module.ACK_S, 1)
+    assert acks(world) == [3]
+
+
+def test_links_acknowledge_at_the_same_moments():
+    deadlines = set()
+    for later in (0.0, 0.013, 0.03, 0.049):
+        world = up_world()
+        world.now += 0.1 - world.now % 0.1 + later
+        said(world, 1)
+        world.arrive(0)
+        deadlines.add(round(world.sides[1].link.next_deadline(), 6))
+    assert len(deadlines) == 1
+
+
+def test_a_sender_never_waits_for_its_window():
+    """What it may have under way is acknowledged when a quarter of it has come."""
+    world = up_world()
+    words = said(world, 500)
+    while world.air:
+        world.arrive(0)
+    assert world.sides[1].got[-1][2] == words
+
+
 def test_a_busy_receiver_gets_nothing_twice():
     world = up_world()
     words = said(world, 30)
