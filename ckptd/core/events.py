@@ -29,6 +29,13 @@ class RankFound(Event, frozen=True, kw_only=True):
     host: str
 
 
+class RankGone(Event, frozen=True, kw_only=True):
+    """The process behind a rank of a session ended without a word."""
+
+    rank: int
+    session: str
+
+
 class RankAttached(Event, frozen=True, kw_only=True):
     """A rank asks to belong to the job. ``incarnation`` 0 is a connect, else it comes back to a restarted daemon.
 

@@ -1,6 +1,6 @@
 """One job as rank 0's daemon sees it: its session, how far each save has come, what a load restores. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec.structs import replace
@@ -109,7 +109,8 @@ class Coordinator:
             ev.SegmentFetched: self._fetched,
             ev.SegmentsGathered: self.restores.gathered,
             ev.NodeAttached: self._attached,
-            **dict.fromkeys((ev.RankGone, ev.RankDetached), lambda _, event, now: self._left(event, now)),
+            ev.RanksGone: lambda _, event, now: self._gone(event.session, event.ranks, now),
+            ev.RankDetached: lambda _, event, now: self._left(event.rank, event.session, How.CLOSED, now),
             ev.SegmentsStaged: self._staged,
             ev.SegmentsReleased: self._released,
             ev.SaveSkipped: self._skipped,
@@ -270,26 +271,25 @@ class Coordinator:
         actions += self.parity.found(node)
         actions += self.saves.found(node, segments, now)
         actions += self.saves.wanted(event.wanted, now) if event.wanted is not None else []
-        for rank in self.sessions.lives(node, event.living):  # what they delivered before they ended counts
-            gone = ev.RankGone(job=self.job, rank=rank, session=self.sessions.session)
-            actions += self._left(gone, now)
-        return actions
+        return [*actions, *self._gone(self.sessions.session, self.sessions.lives(node, event.living), now)]
 
     def _fetched(self, node: str, event: ev.SegmentFetched, now: float) -> list[Action]:
         actions = [] if event.problem else self.saves.fetched(node, event.save, event.rank, now, event.attestations)
         self.restores.fetched(node, event)
         return actions
 
-    def _left(self, event: ev.RankGone | ev.RankDetached, now: float) -> list[Action]:
-        ours = event.session == self.sessions.session and event.rank in self.sessions.members
-        how = How.ENDED if isinstance(event, ev.RankGone) else How.CLOSED
-        actions = self.sessions.gone(event.rank, event.session, now, how)
+    def _gone(self, session: str, ranks: Iterable[int], now: float) -> list[Action]:  # what they delivered counts
+        return [action for rank in ranks for action in self._left(rank, session, How.ENDED, now)]
+
+    def _left(self, rank: int, session: str, how: How, now: float) -> list[Action]:
+        ours = session == self.sessions.session and rank in self.sessions.members
+        actions = self.sessions.gone(rank, session, now, how)
         if not ours:
             self.leave.stranger_left(now)
             return actions
         self.leave.left(how)
         actions += self.saves.end_incomplete()
-        actions += self.restores.rank_gone(self.sessions.departed[event.rank])
+        actions += self.restores.rank_gone(self.sessions.departed[rank])
         return [*actions, *self._all_left(now)]
 
     def _all_left(self, now: float) -> list[Action]:

@@ -17,6 +17,7 @@ class Delivery:
 
     Staged segments are reported once every rank of this node has staged that save, at the latest after ``TOGETHER_S``,
     and before any other report: of a rank that staged and then ended the coordinator learns the first thing first.
+    So are ranks that have ended, when none of their session is left here.
     A coordinator on this node learns each at once.
     """
 
@@ -25,7 +26,8 @@ class Delivery:
         self._ranks, self._slots, self._membership = ranks, slots, membership
         self._staged: dict[tuple[SaveId, str], ev.SegmentsStaged] = {}  # by save and session
         self._released: dict[SaveId, list[int]] = {}
-        self._saving, self._allocating = _Wait(TOGETHER_S), _Wait(ALLOCATED_S)
+        self._gone: dict[str, list[int]] = {}  # by session
+        self._saving, self._allocating, self._ending = _Wait(TOGETHER_S), _Wait(ALLOCATED_S), _Wait(TOGETHER_S)
 
     def staged(self, event: ev.SegmentStaged) -> None:
         """A rank sealed its segment."""
@@ -45,13 +47,27 @@ class Delivery:
         """A slot no longer holds the segment."""
         self._released.setdefault(save, []).append(rank)
 
+    def gone(self, event: ev.RankGone) -> list[Action]:
+        """A rank's process ended."""
+        self._gone.setdefault(event.session, []).append(event.rank)
+        return []
+
     def reported_with(self, actions: list[Action], now: float | None = None) -> list[Action]:
         """These actions, between the reports that must come first and others that are due. now: None, no clock."""
         here = self._membership.coordinator == self._node
-        first = self._segments(at_once=here or any(map(_is_report, actions)), now=now)
-        rides = here or bool(first) or any(map(_is_report, actions))
+        gone = self._ranks_gone(at_once=any(map(_is_report, actions)), now=now)
+        others = [*gone, *actions]
+        first = self._segments(at_once=here or any(map(_is_report, others)), now=now)
+        rides = here or bool(first) or any(map(_is_report, others))
         report = self._membership.report
-        return [*map(report, first), *actions, *map(report, self._slots_awaited(at_once=rides, now=now))]
+        return [*map(report, first), *others, *map(report, self._slots_awaited(at_once=rides, now=now))]
+
+    def _ranks_gone(self, *, at_once: bool, now: float | None) -> list[Action]:
+        at_once = at_once or self._membership.tells_itself or self._ending.is_over(now, waits=bool(self._gone))
+        over = [session for session in sorted(self._gone) if at_once or not self._ranks.of(session)]
+        facts = [ev.RanksGone(job=self._job, session=s, ranks=tuple(self._gone.pop(s))) for s in over]
+        self._ending.waits(bool(self._gone))
+        return [action for fact in facts for action in self._membership.report_gone(fact)]
 
     def _segments(self, *, at_once: bool, now: float | None) -> list[ev.Fact]:
         at_once = at_once or bool(self._released) or self._saving.is_over(now, waits=bool(self._staged))
@@ -74,7 +90,8 @@ class Delivery:
 
     def next_deadline(self) -> float | None:
         """When what waits is reported; in the past while the clock was not read."""
-        return min((wait.until for wait in (self._saving, self._allocating) if wait.until is not None), default=None)
+        waits = (self._saving, self._allocating, self._ending)
+        return min((wait.until for wait in waits if wait.until is not None), default=None)
 
 
 class _Wait:

@@ -254,8 +254,17 @@ class Membership:
 
     def report_gone(self, event: ev.Fact) -> list[Action]:
         """To all that know the rank: a coordinator that misses it would wait for the rank for ever."""
-        told = dict.fromkeys((self.coordinator, *self._candidates, *sorted(self._informed)))
-        return [self.report(event, node) for node in told]
+        return [self.report(event, node) for node in self._told]
+
+    @property
+    def tells_itself(self) -> bool:
+        """Whether this node is one of those."""
+        return self._node in self._told
+
+    @property
+    def _told(self) -> dict[str, None]:
+        """Nodes that know the ranks here."""
+        return dict.fromkeys((self.coordinator, *self._candidates, *sorted(self._informed)))
 
     @property
     def _candidates(self) -> list[str]:

@@ -112,8 +112,8 @@ class JobNode:
         return {
             ev.RankFound: (ranks.found, membership.found),
             ev.RankAttached: (self._attached,),
-            ev.RankGone: (self.pulled.left, self._left, self._emptied),
-            ev.RankDetached: (self.pulled.left, self._detached, self._left),
+            ev.RankGone: (self.pulled.left, self._left, self.delivery.gone, self._emptied),
+            ev.RankDetached: (self.pulled.left, self._detached, self._left, self.membership.report_gone),
             ev.SlotsAsked: (self._slots_asked, self._grant),
             ev.SlotsFit: (lambda event: slots.give_way(event.rank),),
             ev.SlotReady: (lambda event: slots.ready(event.slot, event.rank, event.capacity), self._grant),
@@ -255,8 +255,7 @@ class JobNode:
 
     def _left(self, event: ev.RankGone | ev.RankDetached) -> list[Action]:
         self.ranks.live.pop((event.rank, event.session), None)
-        reports = self.membership.report_gone(event)
-        return [*self.ranks.drop(event.rank, event.session), *reports, *self.membership.end_meetings()]
+        return [*self.ranks.drop(event.rank, event.session), *self.membership.end_meetings()]
 
     def _detached(self, event: ev.RankDetached) -> list[Action]:
         done = ToRank(job=self.job, rank=event.rank, session=event.session, message=Done(reply_to=event.request))

@@ -121,11 +121,11 @@ class RanksFound(Event, frozen=True, kw_only=True, tag="ranks-found"):
     living: Annotated[tuple[Living, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
 
 
-class RankGone(Event, frozen=True, kw_only=True, tag="rank-gone"):
-    """The process behind a rank of a session ended without a word."""
+class RanksGone(Event, frozen=True, kw_only=True, tag="ranks-gone"):
+    """The processes behind these ranks of a session ended without a word."""
 
-    rank: Rank
     session: Session
+    ranks: Ranks
 
 
 class RankDetached(Event, frozen=True, kw_only=True, tag="rank-detached"):
@@ -381,7 +381,7 @@ class FormerNodeReported(Event, frozen=True, kw_only=True, tag="former-node-repo
 
 # All that a peer can say of itself: a Report of anything else is refused.
 Fact = (
-    NodeAttached | RanksFound | RankGone | RankDetached | SegmentsStaged | SaveSkipped | DrainAsked | PreemptAsked
+    NodeAttached | RanksFound | RanksGone | RankDetached | SegmentsStaged | SaveSkipped | DrainAsked | PreemptAsked
     | StepsRead | SlotsAwaited | LoadsAsked | LoadsReported | SegmentsReleased | SegmentFetched | SegmentsGathered
     | Encoded | Drained | VoteWritten | NodeHas | FormerNodeReported
 )  # fmt: skip

@@ -5,7 +5,7 @@ from ckptd.core import events as ev
 from ckptd.core.node.delivery import TOGETHER_S
 from tests.unit.core.nodes.a_cluster import KEY, ONE, TWO, ACluster
 
-FACTS = ev.SegmentsStaged | ev.SegmentsReleased | ev.RankGone
+FACTS = ev.SegmentsStaged | ev.SegmentsReleased | ev.RanksGone
 
 
 def a_job():
@@ -63,7 +63,8 @@ def test_that_a_rank_staged_is_known_before_it_is_known_to_have_ended():
     job.stage(ONE, [0, 1, 2, 3, 4])
     job.say(job.nodes["b"], ev.RankGone(job=KEY, rank=4, session=job.sid))
     job.settle()
-    assert [type(fact) for fact in facts(seen)] == [ev.SegmentsStaged, ev.RankGone]
+    job.tick(TOGETHER_S)
+    assert [type(fact) for fact in facts(seen)] == [ev.SegmentsStaged, ev.RanksGone]
     job.stage(ONE, [5, 6, 7])
     assert job.nodes["a"].job.coordinator.facts.records[ONE].staged
 
@@ -72,3 +73,20 @@ def test_a_coordinator_learns_at_once_what_its_own_ranks_staged():
     job, _ = a_job()
     job.stage(ONE, [2])
     assert staged(job) == {2}
+
+
+def test_ranks_that_end_together_are_one_report():
+    job, seen = a_job()
+    coordinator = job.nodes["a"].job.coordinator
+    job.end_ranks()
+    assert [(fact.session, sorted(fact.ranks)) for fact in facts(seen)] == [(job.sid, [4, 5, 6, 7])]
+    assert set(coordinator.sessions.departed) == set(range(8))
+
+
+def test_a_rank_that_ends_alone_is_reported_soon():
+    job, seen = a_job()
+    job.say(job.nodes["b"], ev.RankGone(job=KEY, rank=5, session=job.sid))
+    job.settle()
+    assert facts(seen) == []
+    job.tick(TOGETHER_S)
+    assert [fact.ranks for fact in facts(seen)] == [(5,)]
