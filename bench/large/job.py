@@ -144,6 +144,7 @@ class LargeJob:
         lost = next(place for place, peer in enumerate(self._peers) if peer.node == node_name(number))
         self._peers[lost] = msgspec.structs.replace(self._peers[lost], node=spare, arena=f"crowd-{spare}")
         name = node_name(number)
+        self._serve_ranks(self._timeout_s - 1.0)  # a status asks all nodes that drain, which is no cost of a loss
         self.await_status(lambda job: any(n.node == name and not n.reachable for n in job.nodes), "the loss")
         return done
 
@@ -170,9 +171,14 @@ class LargeJob:
         while not any(holds(job) for job in self.daemons[0].status().jobs):
             if time.monotonic() >= deadline:
                 raise RuntimeError(f"{what}: not within {self.patience_s:.0f} s")
+            self._serve_ranks(1.0)
+
+    def _serve_ranks(self, seconds: float) -> None:
+        until_ = time.monotonic() + seconds
+        while time.monotonic() < until_:
             for rank in self.ranks:
                 rank.turn()
-            time.sleep(1.0)
+            time.sleep(min(1.0, seconds))
 
 
 def _fd(pipe: IO[bytes] | None) -> int:

@@ -162,11 +162,8 @@ class Members(ACluster):
         match action:
             case act.ToNode(node=str() as to) if to in self.real:
                 self.wire.links[node.name].carry(action)
-            case act.ToNode(node=to, message=message):
-                if frozenset((node.name, to)) in self.links:
-                    self.say(self.nodes[str(to)], message)
-                elif to in node.met and str(to) in self.nodes:  # the message is lost, and makes a link
-                    self._link(node.name, str(to))
+            case act.ToNode(node=str() as to, message=message):
+                self._send(node, to, message)
             case act.MeetPeers(peers=peers):
                 self._accept(node, peers)
             case act.KeepTopology(topology=topology):
@@ -176,16 +173,25 @@ class Members(ACluster):
                 self.wire.links[node.name].meetings.show(job, session, place, node.peer)
             case act.EndMeeting(job=job, session=session):
                 self.wire.links[node.name].meetings.end(job, session)
-            case act.KeepLinks(nodes=nodes):
-                node.wanted = frozenset(nodes or ())
-                for name in node.wanted & self.nodes.keys():
-                    self._wanted_by.setdefault(name, set()).add(node.name)
-                    self._met.append((node.name, name))
-                self.wire.keep_links(node.name, action)
+            case act.KeepLinks():
+                self._keep_links(node, action)
             case act.ToRank(rank=rank, message=message):
                 self.answers[type(message), rank] = message
             case _:
                 super().perform(node, action)
+
+    def _send(self, node: ANode, to: str, message: ev.Message) -> None:
+        if frozenset((node.name, to)) in self.links:
+            self.say(self.nodes[to], message)
+        elif to in node.met and to in self.nodes:  # the message is lost, and makes a link
+            self._link(node.name, to)
+
+    def _keep_links(self, node: ANode, action: act.KeepLinks) -> None:
+        node.wanted = frozenset(action.nodes or ())
+        for name in node.wanted & self.nodes.keys():
+            self._wanted_by.setdefault(name, set()).add(node.name)
+            self._met.append((node.name, name))
+        self.wire.keep_links(node.name, action)
 
     def _accept(self, node: ANode, peers: Iterable[Peer]) -> None:
         names = {peer.node for peer in peers} - {node.name}
