@@ -139,15 +139,16 @@ class Chunks:
     def _parity_of(self, save: SaveId) -> dict[int, dict[Group, dict[int, set[str]]]]:
         """By rank, the sets that encoded it, and which nodes have which member's chunk."""
         if save not in self._index:
-            index: dict[int, dict[Group, dict[int, set[str]]]] = {}
+            groups: dict[Group, dict[int, set[str]]] = {}
             keys = [key for key in self._holders if key[0] == save]
             held = [(node, self._at[node][key]) for key in keys for node in sorted(self._holders[key])]
             for node, chunk in held:
-                group = (chunk.epoch, chunk.scheme, chunk.ranks)
-                known = next((index[r][group] for m in chunk.ranks for r in m if group in index.get(r, {})), {})
-                known.setdefault(chunk.index, set()).add(node)
-                for rank in (r for members in chunk.ranks for r in members):
-                    index.setdefault(rank, {})[group] = known
+                group = groups.setdefault((chunk.epoch, chunk.scheme, chunk.ranks), {})
+                group.setdefault(chunk.index, set()).add(node)
+            index: dict[int, dict[Group, dict[int, set[str]]]] = {}
+            for key, known in groups.items():
+                for rank in (r for members in key[2] for r in members):
+                    index.setdefault(rank, {})[key] = known
             self._index[save] = index
         return self._index[save]
 

@@ -106,14 +106,16 @@ def _degraded(scheme: Scheme, sets: Sequence[tuple[str, ...]], nodes: Sequence[N
     """Sets that do not protect now, and why."""
     if scheme is Scheme.NONE or len(nodes) == 1:
         return []
-    out = []
-    for number in range(len(sets)):
-        lost = [view.node for view in nodes if view.set_index == number and not view.reachable]
-        if lost:
-            out.append(f"set {number} makes no parity while it hears nothing of {few_names(lost)}")
-        hurt = [view for view in nodes if view.set_index == number and view.reachable and view.problem]
-        out += [f"set {number}: node {view.node}: {view.problem}" for view in hurt]
-    return out
+    out: list[list[str]] = [[] for _ in sets]
+    lost: dict[int, list[str]] = {}
+    for view in nodes:
+        if not view.reachable:
+            lost.setdefault(view.set_index, []).append(view.node)
+        elif view.problem:
+            out[view.set_index].append(f"set {view.set_index}: node {view.node}: {view.problem}")
+    for number, names in lost.items():
+        out[number].insert(0, f"set {number} makes no parity while it hears nothing of {few_names(names)}")
+    return [text for of_set in out for text in of_set]
 
 
 def few_names(names: Sequence[str]) -> str:
