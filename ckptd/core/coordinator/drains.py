@@ -286,7 +286,9 @@ class Drains:
             return [note]
         if record.end is not None:
             record.due, record.reason = False, problem
-        return [note, *self._tell_end(record), *self._drop_drain(record)]
+        begun = bool(record.drainers)  # else it failed before any node had the order
+        dropped = self._drop_drain(record)
+        return [note, *self._tell_end(record), *(dropped if begun else [])]
 
     def _superseded(self, record: Record) -> list[Action]:
         """The save's turn is over before it came; the newest takes it."""
