@@ -398,7 +398,7 @@ class Daemon:
             act.Note: (self._note,),
             act.ToNode: (plane.carry,),
             act.MeetPeers: (lambda action: plane.meet(action.job, action.peers), lambda _: self._bulk.open()),
-            act.Meet: (lambda action: plane.meet_at(action.job, action.session, action.rendezvous),),
+            act.Meet: (lambda it: plane.meet_at(it.job, it.session, it.rendezvous), lambda _: self._bulk.open()),
             act.EndMeeting: (lambda action: plane.meetings.end(action.job, action.session),),
             act.KeepLinks: (lambda action: plane.keep_links(action.job, action.nodes, action.relays),),
             act.KeepTopology: (executor.perform, lambda it: plane.keep(it.job, it.topology, it.outside)),

@@ -1,17 +1,20 @@
 """The sockets to daemons of other nodes: one that receives from all, one to each of them that there is a link to."""
 
+import math
 import time
 from collections.abc import Callable
 
 import zmq
 
 from ckptd.core import events as ev
+from ckptd.core.actions import ToNode
 from ckptd.peers.bulk_access import Guest
 from ckptd.peers.identity import Identity
 from ckptd.peers.keep_alive import KeepAlive
 from ckptd.peers.link import KEEPALIVES, Link
 from ckptd.peers.links import ROUND_S
 from ckptd.peers.meetings import Meetings
+from ckptd.peers.outbox import Outbox
 from ckptd.peers.packets import Packet, decode_envelope, sentence, wrap
 from ckptd.peers.relayed_links import RelayedLinks
 from ckptd.peers.remote import Remote
@@ -31,6 +34,7 @@ class PeerPlane(RelayedLinks):
     def __init__(self, identity: Identity, *, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(identity.node, timeout_s=timeout_s, clock=clock)
         self._identity = identity
+        self._outbox = Outbox(super().carry, clock)
         self._keep_alive = KeepAlive(self._send_signs_of_life, timeout_s / KEEPALIVES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
@@ -55,6 +59,14 @@ class PeerPlane(RelayedLinks):
         super()._lost(node, now)
         self.meetings.lost(node, now)
 
+    def _up(self, remote: Remote, now: float, *, fresh: bool) -> None:
+        self._outbox.drop(remote.peer.node)
+        super()._up(remote, now, fresh=fresh)
+
+    def _down(self, remote: Remote, now: float) -> None:
+        self._outbox.drop(remote.peer.node)
+        super()._down(remote, now)
+
     def _is_known(self, key: str) -> bool:
         return self._book.knows(key) or self.meetings.of(key) is not None
 
@@ -68,8 +80,13 @@ class PeerPlane(RelayedLinks):
 
     def forget(self, job: JobKey) -> None:
         """The job is over here: notifies its peers, and drops those of no other job."""
+        self._outbox.send_more(math.inf)
         self.meetings.forget(job)
         super().forget(job)
+
+    def carry(self, action: ToNode) -> None:
+        """As ``PeerLinks`` has it; in a long turn, soon."""
+        self._outbox.carry(action)
 
     # --- loop
 
@@ -81,6 +98,7 @@ class PeerPlane(RelayedLinks):
     def turn_begins(self) -> None:
         """The loop is at work from now on: should that take long, a thread sends signs of life."""
         self._keep_alive.begins(time.monotonic())
+        self._outbox.begins()
 
     def turn_ends(self) -> None:
         """The loop waits again."""
@@ -91,7 +109,6 @@ class PeerPlane(RelayedLinks):
         """What waits, at most so much that the loop continues."""
         now = self._clock()
         self._zap.serve(self._is_known, now)
-        touched: dict[int, Remote] = {}
         for _ in range(_RECEIVE_MOST):
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -100,11 +117,9 @@ class PeerPlane(RelayedLinks):
                 break
             remote = self._take(frames, now)
             if remote is not None:
-                touched[id(remote)] = remote
+                self._flush(remote)  # at once, so that what a bundle costs counts
             if self._clock() >= now + ROUND_S:
                 break
-        for remote in touched.values():
-            self._flush(remote)
         return self.take_events()
 
     def _take(self, frames: "list[zmq.Frame]", now: float) -> Remote | None:
@@ -129,16 +144,20 @@ class PeerPlane(RelayedLinks):
     def tick(self) -> list[ev.Event]:
         """What is due."""
         self.meetings.tick(self._clock(), self._up_for)
+        self._outbox.send_more()
         return super().tick()
 
     def next_deadline(self) -> float | None:
         """When ``tick`` must be called at the latest; None: there is nobody to talk to."""
-        times = [due for due in (super().next_deadline(), self.meetings.next_deadline()) if due is not None]
+        waits = 0.0 if self._outbox else None
+        times = [due for due in (super().next_deadline(), self.meetings.next_deadline(), waits) if due is not None]
         return min(times, default=None)
 
     def close(self) -> None:
         """Gives all sockets back. Blocks for a moment, if last words are on their way."""
         self._keep_alive.close()
+        self._outbox.send_more(math.inf)
+        self.send_bundles()
         for remote in self._remotes.values():
             remote.close()
         self._remotes.clear()

@@ -20,7 +20,8 @@ from ckptd.shared.protocol.topology import Peer
 
 _HWM = 256  # packets; beyond it one is dropped, and missed when the other end receives a later one
 _LAST_WORDS_MS = 500
-_LOOK_S = 1.0  # down for longer than this, it is asked why
+_LOOK_S = 1.0  # down for longer than this, it is a problem
+_WATCH_S = 3.0  # and its socket is watched, to learn why: not in the first seconds, in which all nodes come at once
 _AGAIN_S = 5.0  # after a socket to it could not be made
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _WATCHED = _REFUSED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -125,7 +126,7 @@ class Remote:
         if self._obstacle and not self.asleep and now >= self._tried_at + _AGAIN_S:
             self._tried_at = now
             self.connect()
-        if self.link.up or self.down_since is None or now < self.down_since + _LOOK_S or self._socket is None:
+        if self.link.up or self.down_since is None or now < self.down_since + _WATCH_S or self._socket is None:
             self._unwatch()
             return
         if self._monitor is None:
