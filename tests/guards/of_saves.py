@@ -191,7 +191,7 @@ _RANKS = (
     ),
     _row(
         "a-dead-rank-holds-no-slot", f"{_NODE}node.py",
-        "return [*self.ranks.drop(event.rank, event.session), *reports, ", "return [*reports, ",
+        "return [*self.ranks.drop(event.rank, event.session), ", "return [",
         "rank_death.py::test_a_segment_cut_off_by_a_kill_is_never_offered_and_its_slot_is_free_again",
     ),
     _row(
