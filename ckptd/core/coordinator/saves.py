@@ -99,10 +99,10 @@ class Saves(Drains):
         record.delivered |= nbytes
         clash = self._facts.clash_of(record.save)
         if clash is not None:
-            return self._disagree(record, clash)
+            return self._disagree(node, record, clash)
         complete = SAVE.takes(record.state, On.WHOLE) and record.in_memory
         if record.end is not None and not (again and complete):
-            return [] if again else self._tell_end(record)  # a late rank of a save that is over, or one that repeats
+            return [] if again else self._tell_end(record, node)  # a late rank of a save that is over, or a repeat
         if complete:
             difference = difference_of(record.attestations)
             record.mismatched = difference is not None
@@ -110,10 +110,12 @@ class Saves(Drains):
             return self._end(record, On.DIFFERS, difference.reason) if difference else self._complete(record, now)
         return []
 
-    def _disagree(self, record: Record, other: Record) -> list[Action]:
+    def _disagree(self, node: str, record: Record, other: Record) -> list[Action]:
+        """All nodes are told once that both failed; one that delivers its part of them later is told again."""
         reason = disagreement(other, record)
-        lost = [r for r in (other, record) if not r.staged]
-        return [a for r in lost for a in (self._tell_end(r) if r.end else self._end(r, On.CLASHED, reason))]
+        repeated = self._tell_end(record, node) if record.end and not record.staged else []
+        lost = [r for r in (other, record) if not r.staged and not r.end]
+        return [*repeated, *(a for r in lost for a in self._end(r, On.CLASHED, reason))]
 
     def _complete(self, record: Record, now: float) -> list[Action]:
         disputed = record.save.incarnation == self._facts.disputed
