@@ -166,9 +166,9 @@ class Coordinator:
 
     def _ask_inventories(self, *, repeat: bool = False) -> None:
         """Every node of the session is to say what it has; again: also those that have."""
-        placement, nodes = self.sessions.placement, set(self.sessions.nodes)
-        inside = placement.nodes if placement is not None else {self._node, UNKNOWN}
-        self.inventory.begin(nodes | inside, inside, self.sessions.session, self._now, repeat=repeat)
+        sessions, nodes = self.sessions, set(self.sessions.nodes)
+        inside = sessions.placement.nodes if sessions.placement is not None else {self._node, UNKNOWN}
+        self.inventory.begin(nodes | inside, inside, sessions.session, self._now, sessions.earlier.nodes, repeat=repeat)
 
     def _sort_runs(self) -> list[Action]:
         actions = self.runs.sort()

@@ -6,11 +6,13 @@ coordinator when a node of its own topology announces it.
 
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, MeetPeers, ToNode
 from ckptd.core.placement import Placement
 from ckptd.shared.base.ids import JobKey
+from ckptd.shared.protocol.node_messages import MAX_FORMER
 from ckptd.shared.protocol.topology import Peer, Topology
 
 _ANNOUNCERS = 4  # nodes that announce the session to former ones: some may be cut off
@@ -36,6 +38,13 @@ class _Known:
         return bool(witnesses) and all(node in self.silent.get(other, ()) for other in witnesses)
 
 
+class Earlier(NamedTuple):
+    """Topologies of sessions before, and their nodes: no node needs to name these, of which each has all names."""
+
+    digests: tuple[bytes, ...] = ()
+    nodes: frozenset[str] = frozenset()
+
+
 class FormerNodes:
     """Of one session that waits to join."""
 
@@ -51,6 +60,13 @@ class FormerNodes:
     def complete(self) -> bool:
         """Whether each former node has reported its living ranks."""
         return not self._awaited and all(one.topology is not None for one in self._known.values())
+
+    @property
+    def earlier(self) -> Earlier:
+        """The topologies that have come."""
+        known = {digest: one.topology for digest, one in self._known.items() if one.topology is not None}
+        some = dict(itertools.islice(known.items(), MAX_FORMER))
+        return Earlier(tuple(some), frozenset(node for topology in some.values() for node in topology.nodes))
 
     def has_reported(self, node: str) -> None:
         """The node has reported the ranks that live there; its topology may be known later."""

@@ -34,20 +34,29 @@ class InventoryBarrier:
         self._called, self._silent = True, others - self._current.keys() - self._spoke
         self.doubts = bool(self._silent)
 
-    def begin(self, nodes: set[str], inside: Iterable[str], session: str, now: float, *, repeat: bool = False) -> None:
+    def begin(  # noqa: PLR0913 - which nodes, and why each
+        self,
+        nodes: set[str],
+        inside: Iterable[str],
+        session: str,
+        now: float,
+        former: Iterable[str] = (),
+        *,
+        repeat: bool = False,
+    ) -> None:
         """A session was opened. Who has spoken since its link came up need not say it again.
 
         But only a node of this session from before this daemon restarted has named all nodes that it ran on before.
-        nodes: all that have, or may have, something. inside: where the session runs. repeat: all of them send it again,
-        and loads wait for those that can.
+        nodes: all that have, or may have, something. inside: where the session runs. former: where sessions before it
+        ran, as far as no node names them. repeat: all of them send it again, and loads wait for those that can.
         """
         doubted: set[str] = set()
         self._awaited = nodes - self._current.keys() if not repeat else nodes & (self._current.keys() | self._awaited)
         if repeat:
             doubted, self._current = self._silent, {}  # a node that does not answer now may still have something
-        said = {node: former for node, (of, former) in self._current.items() if of == session}
+        said = {node: named for node, (of, named) in self._current.items() if of == session}
         self._spoke = self._spoke - nodes if repeat else set(said)
-        self._silent = (doubted | nodes.union(*said.values())) - self._spoke
+        self._silent = (doubted | nodes.union(former, *said.values())) - self._spoke
         self._inside = frozenset(inside)
         self._awaited_until = now + self._patience_s / 10
         self.doubts = self._called = True

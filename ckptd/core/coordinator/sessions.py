@@ -12,6 +12,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, Claim, ScanStore, TakeIncarnation, ToNode
 from ckptd.core.coordinator.admission_states import AdmissionOn
 from ckptd.core.coordinator.departures import Departure, How
+from ckptd.core.coordinator.former_nodes import Earlier
 from ckptd.core.coordinator.members import Members
 from ckptd.core.coordinator.patience import Patience
 from ckptd.core.coordinator.processes import Processes
@@ -69,6 +70,7 @@ class Sessions:
         self.heard_of: set[str] = {node}  # nodes where ranks waited to join
         self._waiting = WaitingSessions(job, node)
         self._former: dict[str, Peer] = {}  # nodes that the job ran on before
+        self.earlier = Earlier()  # where sessions before this one ran, as far as this process knows
         self._progress = progress  # what became of the saves of this incarnation
         self._took: dict[str, None] = {}  # sessions for which numbers were asked here, the last ones
 
@@ -138,7 +140,7 @@ class Sessions:
     def retire(self, incarnation: int) -> None:
         """Another node coordinates the job now, in this incarnation; what waits to join here waits on."""
         self.incarnation = max(self.incarnation, incarnation)
-        self.session, self.members, self.departed, self.visitors = "", Members(), {}, set()
+        self.session, self.members, self.departed, self.visitors, self.earlier = "", Members(), {}, set(), Earlier()
         self.placement, self._placed, self.epoch, self._roster, self._outside = None, "", 0, Roster(), None
 
     def gone(self, rank: int, session: str, now: float, how: How) -> list[Action]:
@@ -190,7 +192,7 @@ class Sessions:
     def _enter(self, node: str, event: ev.NodeAttached, arrival: ev.Arrival) -> None:
         """The rank belongs to the session that is the job, or comes back from it."""
         if event.session != self.session:
-            self.members, self.store.asked, self._roster = Members(), "", Roster()
+            self.members, self.store.asked, self._roster, self.earlier = Members(), "", Roster(), Earlier()
             self.store.id = "" if self.session else self.store.id  # that which was found before anybody came
             self.departed = {r: Departure(r) for r, session in self._dead if session == event.session}
             if event.session != self._placed:
@@ -292,10 +294,7 @@ class Sessions:
     def take(self, session: str) -> TakeIncarnation:
         """Asks for the next number, for a session that waits to join or the one that is in."""
         waiting = self._waiting.get(session)
-        self._took.pop(session, None)
-        self._took[session] = None
-        while len(self._took) > MAX_VOID:
-            self._took.pop(next(iter(self._took)))
+        self._took = dict.fromkeys([*(one for one in self._took if one != session), session][-MAX_VOID:])
         return TakeIncarnation(
             job=self._job,
             at_least=self.next_number,
@@ -385,6 +384,7 @@ class Sessions:
         self.placement, self._placed, self.epoch = waiting.placement, session, self.incarnation
         inside = self.placement.nodes if self.placement is not None else frozenset[str]()
         self._former |= waiting.former.outside
+        self.earlier = waiting.former.earlier
         self.visitors = (waiting.former.reported | self.visitors) - self.links.down - inside
         self._outside = of_peers([self._former[name] for name in sorted(self.visitors & self._former.keys())])
         self.members, self._roster = Members(waiting.ranks), waiting.roster
@@ -413,9 +413,7 @@ class Sessions:
 
     def tick(self, now: float) -> list[Action]:
         """Refuses sessions that have waited too long; admits those that need not wait any more."""
-        if self.taking:
-            return []
-        notices = self._patience.notify(self._waiting, now)
+        notices = [] if self.taking else self._patience.notify(self._waiting, now)
         return [*self._open_waiting(now), *notices]
 
     def _welcome(
@@ -437,6 +435,7 @@ class Sessions:
             place=None if known or placement is None else placement.place(node),
             epoch=self.epoch,
             outside=self._outside.digest if self._outside is not None else b"",
+            former=self.earlier.digests,
         )
         return self._to(node, order)
 

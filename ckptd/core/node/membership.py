@@ -30,6 +30,7 @@ class Membership:
         self.reports = Reports(job, node, ranks, standing)
         self.epoch = 0  # the incarnation in which this topology began
         self.former: tuple[str, ...] = ()  # nodes of the sessions before, as far back as something is not safe since
+        self.named: frozenset[str] = frozenset()  # those whose names the coordinator has
         self._informed: set[str] = set()  # nodes that know the live ranks here
         self._pending_sessions: dict[str, str] = {}  # pending sessions on other nodes -> candidate
         self._announced: dict[str, ev.AnnounceOrdered] = {}  # sessions that wait to join, for nodes that trust this one
@@ -99,6 +100,9 @@ class Membership:
         same = order.session == self.session and order.node == self.coordinator
         if same and order.epoch == self.epoch and self.topologies.has(order.place):
             return None
+        if (order.session, order.node) != (self.session, self.coordinator):
+            known = order.session != self.session and self.topologies.digest in order.former
+            self.named = frozenset(self.topologies.nodes if known else ())
         if order.session != self.session and self.topologies.digest:
             before = self.former if settled < self.epoch else ()
             self.former = tuple(sorted({*before, *self.topologies.nodes}))
@@ -232,12 +236,19 @@ class Membership:
         return ev.NodeHas(
             job=self._job,
             incarnation=self._standing.incarnation,
-            former=self.former,
+            former=self._unnamed,
             session=self.session,
             living=self._ranks.living,
             epoch=self.epoch,
             since=self.since,
         )
+
+    @property
+    def _unnamed(self) -> tuple[str, ...]:
+        """Former nodes of which the coordinator may not have the names: else each node would name all of the job."""
+        present, outside = self.topology, (peer.node for peer in self.topologies.outside)
+        known = self.named.union(present.nodes if present is not None else (), outside)
+        return tuple(node for node in self.former if node not in known)
 
     def emptied(self) -> list[Action]:
         """The report to a coordinator elsewhere when all memory here is given up by hand."""

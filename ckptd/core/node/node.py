@@ -250,8 +250,11 @@ class JobNode:
         return [report(has), *self.membership.resync(answer), *map(report, facts)]
 
     def _peer_up(self, event: ev.PeerUp) -> list[Action]:
-        """Earlier messages to it may be lost."""
-        return self._resync() if event.node == self.coordinator else []
+        """Earlier messages to it may be lost, and its daemon may be another one."""
+        if event.node != self.coordinator:
+            return []
+        self.membership.named = frozenset()
+        return self._resync()
 
     def _left(self, event: ev.RankGone | ev.RankDetached) -> list[Action]:
         self.ranks.live.pop((event.rank, event.session), None)

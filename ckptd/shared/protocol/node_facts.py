@@ -34,6 +34,7 @@ from ckptd.shared.protocol.topology import MAX_NODES, Peer, SetSize, TopologyDig
 
 MAX_TEXT_CHARS = 1 << 16
 MAX_SILENT = 64  # nodes that a report names
+MAX_FORMER = 16  # earlier topologies
 MAX_VOID = 16  # sessions that are over, and of which a number may still come late
 
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
@@ -353,7 +354,8 @@ class HeldChunk(msgspec.Struct, frozen=True, array_like=True):
 class NodeHas(Event, frozen=True, kw_only=True, tag="node-has"):
     """All that lies and lives at the node, in place of what was known of it. ``incarnation``: the largest it knows of.
 
-    ``former``: nodes that the job ran on before this session, as far as the node knows.
+    ``former``: nodes that the job ran on before this session, as far as the node knows, but for those that the
+    coordinator has the names of: of the session's topology, of ``outside`` and ``former`` of the order that opened it.
     """
 
     incarnation: Incarnation

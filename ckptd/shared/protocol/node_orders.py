@@ -20,6 +20,7 @@ from ckptd.shared.format.replica_attestations import Where
 from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.protocol.messages import End, Progress, Tier
 from ckptd.shared.protocol.node_facts import (
+    MAX_FORMER,
     MAX_VOID,
     AnyDirname,
     AnyStore,
@@ -53,6 +54,7 @@ class SessionOpened(NodeMessage, frozen=True, kw_only=True, tag="session-opened"
     place: Place | None = None  # None: the receiver has the topology, or it is not known yet
     epoch: Incarnation = 0
     outside: TopologyDigest = b""  # of nodes that the job ran on before, and that may hold something of it
+    former: Annotated[tuple[TopologyDigest, ...], msgspec.Meta(max_length=MAX_FORMER)] = ()  # that the sender knows
 
 
 class SessionRefused(NodeMessage, frozen=True, kw_only=True, tag="session-refused"):

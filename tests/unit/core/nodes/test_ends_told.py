@@ -1,4 +1,4 @@
-"""The end of a save is told to each node once, and again to a node that delivers it late: not to all nodes each time."""
+"""All nodes are told the end of a save once; again only a node that delivers it late."""
 
 import pytest
 
