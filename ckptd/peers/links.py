@@ -70,7 +70,7 @@ class PeerLinks(LinkHooks):
         self._timeout_s = timeout_s
         self._clock = clock
         self._instance = self._new_end()
-        self._book = AddressBook()
+        self._book = AddressBook(node)
         self._remotes: dict[NodeKey, Remote] = {}  # those with a link
         self.unconnected: deque[Remote] = deque()
         self._events: list[ev.Event] = []
@@ -112,6 +112,7 @@ class PeerLinks(LinkHooks):
         for peer in self._book.present(job, topology, outside):
             if (peer.node, peer.key) not in self._remotes:
                 self._book.remove(job, peer.node)
+        self._book.settle(job)
 
     def keep_links(self, job: JobKey, nodes: Iterable[str] | None) -> None:
         """Keeps a link to these nodes of the job from now on; None: to all of them.

@@ -16,6 +16,7 @@ from typing import Any
 from ckptd.core.redundancy_sets import redundancy_sets
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Cadence, Milestone
+from tests.simulation.shared import once_in_all
 from tests.simulation.world import POLICY, World
 
 SIZES = (4, 16, 64, 256, 1000)
@@ -123,7 +124,8 @@ def main() -> int:
     shares = []
     for size in args.sizes:
         for set_size in SET_SIZES:
-            shares.append(measure(size, set_size=set_size))
+            with once_in_all():
+                shares.append(measure(size, set_size=set_size))
             print(shares[-1], flush=True)
     if args.plot:
         plot(shares, args.plot)

@@ -20,6 +20,7 @@ from ckptd.shared.protocol.messages import Cadence, Milestone, Tier
 from tests.simulation.costs import Costs
 from tests.simulation.hardware import Hardware, Measured
 from tests.simulation.scale import Crowd
+from tests.simulation.shared import once_in_all
 
 _PATIENCE_S = 3600.0
 _QUIET_S = 5.0  # between the last milestone and the crash
@@ -156,7 +157,9 @@ def _restore(crowd: Crowd, times: Times) -> None:
 def main() -> None:
     """Plays one."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-    sys.stdout.buffer.write(msgspec.json.encode(play(job.nodes, job.scheme, job.costs, job.hardware)))
+    with once_in_all():
+        times = play(job.nodes, job.scheme, job.costs, job.hardware)
+    sys.stdout.buffer.write(msgspec.json.encode(times))
 
 
 if __name__ == "__main__":

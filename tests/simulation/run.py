@@ -8,6 +8,7 @@ from typing import Any
 
 from ckptd.shared.format.schemes import Scheme
 from tests.simulation.costs import Costs
+from tests.simulation.shared import once_in_all
 from tests.simulation.world import POLICY, World
 from tests.states import reached
 
@@ -80,7 +81,7 @@ def play(
     world.everything = [] if keep else None
     rows: Counter[str] = Counter()
     try:
-        with reached(rows):
+        with reached(rows), once_in_all():
             world.begin()
             world.run(seconds)
             examine(world)

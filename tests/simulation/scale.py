@@ -28,6 +28,7 @@ from tests.simulation.costs import Costs
 from tests.simulation.machine import BEGAN
 from tests.simulation.ranks import CAPACITY
 from tests.simulation.session import Session
+from tests.simulation.shared import once_in_all
 from tests.simulation.store import run_of
 from tests.simulation.world import KEY, World
 
@@ -313,7 +314,8 @@ def main() -> int:
     failed = False
     for play in args.plays or PLAYS:
         for nodes in args.nodes:
-            figures = PLAYS[play](nodes, Costs().times(args.slower), Policy(relayed_from=args.relayed_from))
+            with once_in_all():
+                figures = PLAYS[play](nodes, Costs().times(args.slower), Policy(relayed_from=args.relayed_from))
             failed = failed or bool(figures.problems)
             print(figures, flush=True)
     return 1 if failed else 0

@@ -34,7 +34,7 @@ class KeptLinks:
         self._fetching = fetching
         self._kept: frozenset[str] | None = frozenset()
         self._relays: dict[str, str] = {}
-        self._groups: tuple[Topology | None, dict[str, str]] = (None, {})  # of which topology; node -> leader
+        self._grouped: tuple[Topology | None, dict[str, str]] = (None, {})  # the leaders that count here, of which
 
     def changed(self) -> list[Action]:
         """What is due when they are others than before."""
@@ -61,9 +61,8 @@ class KeptLinks:
             return self._relays  # it is on its way: until then the leader is the one that it was
         if topology is None or coordinator != topology.coordinator:
             return {}
-        if topology is not self._groups[0]:
-            self._groups = topology, leaders(topology, self._relayed_from)
-        groups = self._groups[1]
-        if coordinator == self._node:
-            return groups
-        return {coordinator: groups[self._node]} if self._node in groups else {}
+        if topology is not self._grouped[0]:
+            groups = leaders(topology, self._relayed_from)
+            own = {coordinator: groups[self._node]} if self._node in groups else {}
+            self._grouped = topology, groups if coordinator == self._node else own
+        return self._grouped[1]

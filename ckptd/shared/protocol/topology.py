@@ -110,6 +110,16 @@ class Topology(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """Names, in order."""
         return tuple(peer.node for peer in self.peers)
 
+    @cached_property
+    def by_name(self) -> dict[str, Peer]:
+        """The daemon of every node. Made once; not to be changed."""
+        return {peer.node: peer for peer in self.peers}
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """Of all daemons. Made once."""
+        return frozenset(peer.key for peer in self.peers)
+
     def home(self, rank: int) -> str:
         """The node where the rank runs."""
         return self.peers[self.homes[rank]].node

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.peers import links as links_module
@@ -246,3 +247,42 @@ def test_the_book_has_one_peer_of_each_node():
     book.forget(JOB)
     assert not book.knows("k" * 40)
     assert not book.knows("l" * 40)
+
+
+def test_the_book_has_the_table_of_its_topology_and_no_copy_as_long_as_both_say_the_same():
+    peers = [Peer(f"n{number}", f"a{number}", f"tcp://10.0.0.1:{number}", f"{number:040}") for number in range(10)]
+    topology = Topology(tuple(peers), tuple(range(10)), Scheme.XOR, 2)
+    book, own, other = AddressBook("n0"), peers[0], replace(peers[5], key="k" * 40)
+
+    def keep(job=JOB, *outside):
+        for peer in (*topology.peers[1:], *outside):
+            book.add(job, peer)
+        left = book.present(job, topology, outside)
+        book.settle(job)
+        return left
+
+    assert keep() == []
+    assert book._peers[JOB] is topology.by_name
+    assert (book.peer(JOB, "n0"), book.count(JOB), len(book._keys)) == (None, 9, 0)
+    assert [book.knows(peer.key) for peer in peers[1:]] == [True] * 9
+    assert book.jobs((own.node, own.key)) == []
+    book.keep(JOB, None)
+    assert book.kept(JOB) == peers[1:]
+
+    assert book.add(JOB, other) == peers[5]
+    assert topology.by_name["n5"] == peers[5], "no other job has another peer there"
+    assert (book.knows(peers[5].key), book.knows(other.key), book.count(JOB)) == (False, True, 9)
+    assert book.jobs(("n5", peers[5].key)) == []
+    assert keep() == []
+    assert (book.knows(peers[5].key), book.knows(other.key)) == (True, False)
+    assert book._peers[JOB] is topology.by_name
+
+    guest = replace(peers[5], node="guest", key="g" * 40)
+    assert keep(JOB, guest) == []
+    assert (book.peer(JOB, "guest"), book.count(JOB)) == (guest, 10)
+    assert keep() == [guest]
+    book.remove(JOB, "guest")
+    book.settle(JOB)
+    assert book._peers[JOB] is topology.by_name
+    assert [peer.node for peer in book.forget(JOB)] == [peer.node for peer in peers[1:]]
+    assert (book._keys, book._same, book.knows(peers[1].key)) == ({}, {}, False)
