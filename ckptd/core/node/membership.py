@@ -30,7 +30,7 @@ class Membership:
         self.reports = Reports(job, node, ranks, standing)
         self.epoch = 0  # the incarnation in which this topology began
         self.former: tuple[str, ...] = ()  # nodes of the sessions before, as far back as something is not safe since
-        self.named: frozenset[str] = frozenset()  # those whose names the coordinator has
+        self._named: frozenset[str] = frozenset()  # those whose names the coordinator has
         self._informed: set[str] = set()  # nodes that know the live ranks here
         self._pending_sessions: dict[str, str] = {}  # pending sessions on other nodes -> candidate
         self._announced: dict[str, ev.AnnounceOrdered] = {}  # sessions that wait to join, for nodes that trust this one
@@ -102,7 +102,7 @@ class Membership:
             return None
         if (order.session, order.node) != (self.session, self.coordinator):
             known = order.session != self.session and self.topologies.digest in order.former
-            self.named = frozenset(self.topologies.nodes if known else ())
+            self._named = frozenset(self.topologies.nodes if known else ())
         if order.session != self.session and self.topologies.digest:
             before = self.former if settled < self.epoch else ()
             self.former = tuple(sorted({*before, *self.topologies.nodes}))
@@ -183,6 +183,10 @@ class Membership:
             actions += self._report_former(session, candidate) if candidate == node else []
         return [*actions, *self.topologies.peer_up(node)]
 
+    def coordinator_came(self) -> None:
+        """Its daemon may be another one, which has no names."""
+        self._named = frozenset()
+
     def resync(self, answer: ev.SessionOpened | None = None) -> list[Action]:
         """What its coordinator must know of the ranks here, reported before or not.
 
@@ -247,7 +251,7 @@ class Membership:
     def _unnamed(self) -> tuple[str, ...]:
         """Former nodes of which the coordinator may not have the names: else each node would name all of the job."""
         present, outside = self.topology, (peer.node for peer in self.topologies.outside)
-        known = self.named.union(present.nodes if present is not None else (), outside)
+        known = self._named.union(present.nodes if present is not None else (), outside)
         return tuple(node for node in self.former if node not in known)
 
     def emptied(self) -> list[Action]:

@@ -253,7 +253,7 @@ class JobNode:
         """Earlier messages to it may be lost, and its daemon may be another one."""
         if event.node != self.coordinator:
             return []
-        self.membership.named = frozenset()
+        self.membership.coordinator_came()
         return self._resync()
 
     def _left(self, event: ev.RankGone | ev.RankDetached) -> list[Action]:
