@@ -1,4 +1,7 @@
-"""Ranks of a job read each block of a checkpoint on the store once, and need nobody to get it all."""
+"""Ranks of a job read each block of a checkpoint on the store once, and need nobody to get it all.
+
+FAULTS=long adds worlds.
+"""
 
 import contextlib
 import os
@@ -11,26 +14,27 @@ from ckptd.shared.format.digest import BLOCK_NBYTES
 from tests.cluster import Node
 from tests.interop.launch import on_nodes, on_ranks
 from tests.interop.together_ranks import ELEMENTS
+from tests.long_form import LONG, in_long
 
 WHOLE = 4 * ELEMENTS
 
 
-@pytest.fixture
-def saved(fresh_node, tmp_path):
+@pytest.fixture(scope="module")
+def saved(node):
     """A node whose memory is lost after a save of four replicas."""
-    on_ranks(fresh_node, 4, "together_ranks.py", "save", str(tmp_path))
-    fresh_node.stop()
-    fresh_node.lose_arena()
-    fresh_node.start()
-    return fresh_node
+    on_ranks(node, 4, "together_ranks.py", "save")
+    node.stop()
+    node.lose_arena()
+    node.start()
+    return node
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def nodes(saved):
-    """That node, and seven more with their own memory."""
+    """That node, and more with their own memory."""
     with contextlib.ExitStack() as stack:
         found = [saved]
-        for name in "bcdefgh":
+        for name in "bcdefgh" if LONG else "bc":
             found.append(stack.enter_context(Node(saved.store)))
             found[-1].start(CKPTD_NODE=name)
         yield found
@@ -46,9 +50,9 @@ def read(out):
     return [int(number) for number in re.findall(r"read (\d+) bytes", out)]
 
 
-@pytest.mark.parametrize("ranks", [4, 3])
-def test_each_block_is_read_once_on_the_node(saved, tmp_path, ranks):
-    found = read(on_ranks(saved, ranks, "together_ranks.py", "load", str(tmp_path)))
+@pytest.mark.parametrize("ranks", [3, *in_long(4)])
+def test_each_block_is_read_once_on_the_node(saved, ranks):
+    found = read(on_ranks(saved, ranks, "together_ranks.py", "load"))
     assert len(found) == ranks
     assert WHOLE <= sum(found) < 1.1 * WHOLE + ranks * 2**20, found
     assert max(found) < 0.6 * WHOLE, found
@@ -57,10 +61,10 @@ def test_each_block_is_read_once_on_the_node(saved, tmp_path, ranks):
 
 @pytest.mark.parametrize(
     ("many", "ranks", "call"),
-    [(2, 4, "load"), (3, 3, "load"), (8, 8, "load"), (1, 2, "read_from"), (2, 4, "read_from"), (2, 4, "dcp")],
+    [(3, 3, "load"), (2, 4, "read_from"), (2, 4, "dcp"), *in_long((2, 4, "load"), (8, 8, "load"), (1, 2, "read_from"))],
 )
-def test_each_block_is_read_once_in_the_job(nodes, tmp_path, many, ranks, call):
-    found = read(on_nodes(nodes[:many], ranks, "together_ranks.py", call, str(tmp_path)))
+def test_each_block_is_read_once_in_the_job(nodes, many, ranks, call):
+    found = read(on_nodes(nodes[:many], ranks, "together_ranks.py", call))
     assert len(found) == ranks
     # One block more: where a loaded machine stops a rank for the patience of the others, one of them reads its block.
     assert WHOLE <= sum(found) < 1.1 * WHOLE + ranks * 2**20 + BLOCK_NBYTES, found
@@ -68,15 +72,15 @@ def test_each_block_is_read_once_in_the_job(nodes, tmp_path, many, ranks, call):
     assert groups(*nodes) == []
 
 
-def test_a_rank_that_comes_late_reads_alone_and_so_do_the_others(saved, tmp_path):
-    found = read(on_ranks(saved, 2, "together_ranks.py", "late", str(tmp_path)))
+def test_a_rank_that_comes_late_reads_alone_and_so_do_the_others(saved):
+    found = read(on_ranks(saved, 2, "together_ranks.py", "late"))
     assert all(one >= WHOLE for one in found), found
     assert groups(saved) == []
 
 
-def test_a_rank_that_dies_costs_the_others_patience_and_nothing_else(saved, tmp_path):
+def test_a_rank_that_dies_costs_the_others_patience_and_nothing_else(saved):
     with pytest.raises(AssertionError, match="exit status -9"):  # the launcher's word of rank 1
-        on_ranks(saved, 2, "together_ranks.py", "lost", str(tmp_path))
-    found = read(on_ranks(saved, 2, "together_ranks.py", "load", str(tmp_path)))
+        on_ranks(saved, 2, "together_ranks.py", "lost")
+    found = read(on_ranks(saved, 2, "together_ranks.py", "load"))
     assert len(found) == 2
     assert groups(saved) == []

@@ -1,11 +1,11 @@
 """What each rank of test_together.py runs: a checkpoint of replicas, read from the store by all ranks of a node.
 
-together_ranks.py save <folder>    a durable checkpoint that replicas saved in slices
-together_ranks.py load <folder>    what the ranks read of the store, printed; the state compared to the bit
-together_ranks.py read_from <folder>    the same with load_from
-together_ranks.py dcp <folder>    the same with DCP's reader
-together_ranks.py late <folder>    the same, and rank 1 comes after the others have given it up
-together_ranks.py lost <folder>    the same, and rank 1 is killed when the others wait for its blocks
+together_ranks.py save    a durable checkpoint that replicas saved in slices
+together_ranks.py load    what the ranks read of the store, printed; the state compared to the bit
+together_ranks.py read_from    the same with load_from
+together_ranks.py dcp    the same with DCP's reader
+together_ranks.py late    the same, and rank 1 comes after the others have given it up
+together_ranks.py lost    the same, and rank 1 is killed when the others wait for its blocks
 """
 
 import os
