@@ -1,7 +1,7 @@
 """What each rank of the test of tensors in several boxes runs: DCP's plug-ins, with shards that interleave.
 
     box_ranks.py save <folder>   by CkptdWriter, by CkptdStager and to a plain DCP directory; whole.pt
-    box_ranks.py load <folder>   each of them by every reader, box for box compared to the bit
+    box_ranks.py load <folder> <job>   what one of them saved by every reader, box for box compared to the bit
     box_ranks.py refuse          what DCP's own planner makes of them is refused
 
 FSDP2 over tensor parallelism on 2 by n/2 ranks, AdamW, a DTensor with strides in both dimensions, and objects with a
@@ -98,29 +98,28 @@ def save(folder):
         torch.save({"whole": whole, "names": names}, f"{folder}/whole.pt")
 
 
-def load(folder):
+def load(folder, job):
     reference = torch.load(f"{folder}/whole.pt", weights_only=True)
     whole = reference["whole"]
-    for job, name in reference["names"].items():
-        directory = os.path.join(os.environ["CKPTD_STORE"], job, name)
-        with ckptd_client.connect(job, start=False) as client:
-            for reader in (CkptdReader(client), CkptdReader(directory)):
-                state, _ = state_of(2)
-                dcp.load(state, storage_reader=reader)
-                assert check(f"{job}: CkptdReader", state, whole) == set(whole)
-                assert state["own"]["param_groups"][0]["lr"] == 0.01
+    directory = os.path.join(os.environ["CKPTD_STORE"], job, reference["names"][job])
+    with ckptd_client.connect(job, start=False) as client:
+        for reader in (CkptdReader(client), CkptdReader(directory)):
             state, _ = state_of(2)
-            client.load(state)
-            assert check(f"{job}: client.load", state, whole) == set(whole)
-            for path in (directory, f"{folder}/plain"):
-                state, _ = state_of(2)
-                client.load_from(path, state)
-                assert check(f"{job}: load_from {path}", state, whole) == set(whole)
-        for how in ({}, {"storage_reader": CkptdReader()}):
+            dcp.load(state, storage_reader=reader)
+            assert check(f"{job}: CkptdReader", state, whole) == set(whole)
+            assert state["own"]["param_groups"][0]["lr"] == 0.01
+        state, _ = state_of(2)
+        client.load(state)
+        assert check(f"{job}: client.load", state, whole) == set(whole)
+        for path in (directory, f"{folder}/plain"):
             state, _ = state_of(2)
-            state["loose"] |= {"strided": torch.zeros(11, 6), "wrapped": torch.zeros(5, 16)}
-            dcp.load(state, checkpoint_id=directory, **how)
-            assert check(f"{job}: dcp.load", state, whole) == set(whole)
+            client.load_from(path, state)
+            assert check(f"{job}: load_from {path}", state, whole) == set(whole)
+    for how in ({}, {"storage_reader": CkptdReader()}):
+        state, _ = state_of(2)
+        state["loose"] |= {"strided": torch.zeros(11, 6), "wrapped": torch.zeros(5, 16)}
+        dcp.load(state, checkpoint_id=directory, **how)
+        assert check(f"{job}: dcp.load", state, whole) == set(whole)
 
 
 def refuse():

@@ -2,6 +2,7 @@
 
     dcp_ranks.py save <folder> <layouts>   a few steps, then dcp.save in each layout; values as reference
     dcp_ranks.py load <folder> <pairs>     saved>wanted layouts, joined by commas
+    dcp_ranks.py staged <layout>           asynchronous saves in it
     dcp_ranks.py <case>                    a case of its own, see the functions below
 
 Layouts: fsdp, ddp, hsdp, tp, fsdp_tp. Run by tests/interop/launch.py on CPUs with gloo.
@@ -166,35 +167,34 @@ def client_directory(name):
     return os.path.join(os.environ["CKPTD_STORE"], name)
 
 
-def staged():
+def staged(layout):
     """Asynchronous saves in one copy: what is saved is what there was when async_save returned."""
     group = dist.new_group(backend="gloo")
-    for layout in ("fsdp", "hsdp", "tp"):
-        its = trainer(layout, 1)
-        with ckptd_client.connect(f"staged-{layout}", start=False) as client:
-            writer = CkptdWriter(client)
-            stager = CkptdStager(writer)
-            for step in range(3):
-                its.step()
-                state = its.state(step)
-                reference = gathered(whole(state))
-                done = dcp.async_save(
-                    state, storage_writer=writer, async_stager=stager, process_group=group, checkpoint_id=f"{step}"
-                )
-                spoil(state)
-                done.result(60)
-                assert writer.handle.step == step
-                writer.handle.wait("staged", 20)  # the coordinator waited; the others may hear of it a moment later
-                restored = trainer(layout, 4).state()
-                dcp.load(restored, storage_reader=CkptdReader(client), checkpoint_id=f"{step}")
-                assert check(f"staged, {layout}", restored, reference) == set(reference[0])
-                its = trainer(layout, step)
-            stager.close()
-            client.wait("durable", 60)
-            directory = os.path.join(client_directory(client.job), writer.handle.save_id.dirname)
-        restored = trainer(layout, 4).state()
-        dcp.load(restored, checkpoint_id=directory)
-        assert check(f"staged, {layout}, dcp.load", restored, reference) == set(reference[0])
+    its = trainer(layout, 1)
+    with ckptd_client.connect(f"staged-{layout}", start=False) as client:
+        writer = CkptdWriter(client)
+        stager = CkptdStager(writer)
+        for step in range(3):
+            its.step()
+            state = its.state(step)
+            reference = gathered(whole(state))
+            done = dcp.async_save(
+                state, storage_writer=writer, async_stager=stager, process_group=group, checkpoint_id=f"{step}"
+            )
+            spoil(state)
+            done.result(60)
+            assert writer.handle.step == step
+            writer.handle.wait("staged", 20)  # the coordinator waited; the others may hear of it a moment later
+            restored = trainer(layout, 4).state()
+            dcp.load(restored, storage_reader=CkptdReader(client), checkpoint_id=f"{step}")
+            assert check(f"staged, {layout}", restored, reference) == set(reference[0])
+            its = trainer(layout, step)
+        stager.close()
+        client.wait("durable", 60)
+        directory = os.path.join(client_directory(client.job), writer.handle.save_id.dirname)
+    restored = trainer(layout, 4).state()
+    dcp.load(restored, checkpoint_id=directory)
+    assert check(f"staged, {layout}, dcp.load", restored, reference) == set(reference[0])
 
 
 def spoil(state):

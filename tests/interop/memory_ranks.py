@@ -1,9 +1,9 @@
 """What each rank of test_from_memory.py runs: checkpoints of every way to shard, of which the store gets none.
 
-memory_ranks.py save <folder> <milestone> <tags>                  each of KINDS, as a job of each tag
-memory_ranks.py load <folder> <tag> <layout> <tiers>              each compared to the bit; tiers: of the ranks
+memory_ranks.py save <folder> <milestone> <tags> <kinds>          each kind, as a job of each tag
+memory_ranks.py load <folder> <tag> <layout> <tiers> <kinds>     those, compared to the bit; tiers: of the ranks
 
-Tags and tiers are joined by commas. Run by tests/interop/launch.py on CPUs with gloo.
+Tags, tiers and kinds are joined by commas. Run by tests/interop/launch.py on CPUs with gloo.
 """
 
 import os
@@ -21,7 +21,6 @@ from tests.interop import ranks as stock_ranks
 from tests.unit.client.same import difference
 
 STEP = 3
-KINDS = ("tp", "hsdp", "ddp", "boxes", "stock", "shares")
 
 
 def connect(job):
@@ -117,8 +116,8 @@ def keep_off_the_store(client, job):
         pass
 
 
-def save(folder, milestone, tags):
-    for kind in KINDS:
+def save(folder, milestone, tags, kinds):
+    for kind in kinds.split(","):
         one = made(kind, "", 1)
         reference = one.reference()
         if dist.get_rank() == 0:
@@ -135,9 +134,9 @@ def save(folder, milestone, tags):
                 client.save(one.state, STEP).wait(milestone, 60)
 
 
-def load(folder, tag, layout, tiers):
+def load(folder, tag, layout, tiers, kinds):
     tier = tiers.split(",")[dist.get_rank()]
-    for kind in KINDS:
+    for kind in kinds.split(","):
         if kind == "boxes" and 8 % dist.get_world_size():
             continue  # its columns are eight
         whole = torch.load(f"{folder}/{kind}.pt", weights_only=False)

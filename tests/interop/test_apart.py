@@ -1,4 +1,7 @@
-"""Replicas that differ, each saved in full: marked, given back to each rank, and never blended in another layout."""
+"""Replicas that differ, each saved in full: marked, given back to each rank, and never blended in another layout.
+
+FAULTS=long adds a job of two ranks.
+"""
 
 import glob
 import json
@@ -12,12 +15,13 @@ from ckptd.cli.listing import _listing
 from ckptd.shared.base.ids import JobKey
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
+from tests.long_form import in_long
 
 SCRIPT = "apart_ranks.py"
 JOB = "apart"
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[4, *in_long(2)])
 def saved(request, tmp_path_factory):
     """A node with the checkpoints, and how many ranks saved them."""
     with Node(str(tmp_path_factory.mktemp("apart"))) as node:
@@ -42,10 +46,9 @@ def test_such_a_checkpoint_is_marked_and_one_whose_replicas_are_alike_again_is_n
     assert verified.count("its replicas differed") == 2, verified
 
 
-@pytest.mark.parametrize("how", ["load", "load_from", "dcp", "reader"])
-def test_no_rank_gets_a_part_of_one_replica_and_a_part_of_another(saved, how):
+def test_no_rank_gets_a_part_of_one_replica_and_a_part_of_another(saved):
     node, saved_by = saved
-    load(node, saved_by, saved_by, how, "same,plain,sharded,crossed")
+    load(node, saved_by, saved_by, "load,load_from,dcp,reader", "same,plain,sharded,crossed")
 
 
 def test_nor_in_a_job_of_another_size(saved):

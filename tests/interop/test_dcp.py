@@ -1,4 +1,7 @@
-"""PyTorch's own cases for FSDP and DTensor state under DCP, with CkptdWriter, CkptdReader and CkptdStager."""
+"""PyTorch's own cases for FSDP and DTensor state under DCP, with CkptdWriter, CkptdReader and CkptdStager.
+
+Each layout is saved, read and read into; FAULTS=long adds pairs.
+"""
 
 import os
 
@@ -7,6 +10,7 @@ import pytest
 from ckptd.checkpoint.verify import verify_path
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
+from tests.long_form import in_long
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
@@ -25,9 +29,10 @@ def saved(node):
 @pytest.mark.parametrize(
     ("ranks", "pairs"),
     [
-        (4, "fsdp>fsdp,hsdp>hsdp,tp>tp,fsdp_tp>fsdp_tp,ddp>fsdp"),
-        (2, "fsdp>fsdp,fsdp>ddp,hsdp>fsdp,tp>tp,fsdp_tp>tp"),
-        (1, "fsdp>fsdp,tp>tp"),
+        (4, "hsdp>hsdp,fsdp_tp>fsdp_tp"),
+        (2, "fsdp>ddp,tp>tp"),
+        (1, "ddp>fsdp"),
+        *in_long((4, "fsdp>fsdp,tp>tp,ddp>fsdp"), (2, "fsdp>fsdp,hsdp>fsdp,fsdp_tp>tp"), (1, "fsdp>fsdp,tp>tp")),
     ],
 )
 def test_every_layout_comes_back(ranks, pairs, node, saved):
@@ -44,10 +49,16 @@ def test_what_the_writer_wrote_is_sound(node, saved):
 def test_two_ranks_to_four(node, tmp_path):
     with Node(str(tmp_path)) as other:
         other.start()
-        on_ranks(other, 2, SCRIPT, "save", str(tmp_path), "fsdp,tp")
-        on_ranks(other, 4, SCRIPT, "load", str(tmp_path), "fsdp>fsdp,tp>tp")
+        for layout in ("fsdp", *in_long("tp")):
+            on_ranks(other, 2, SCRIPT, "save", str(tmp_path), layout)
+            on_ranks(other, 4, SCRIPT, "load", str(tmp_path), f"{layout}>{layout}")
 
 
-@pytest.mark.parametrize("case", ["arena", "staged", "caching", "leaves_of_one", "errors"])
+@pytest.mark.parametrize("case", ["arena", "caching", "leaves_of_one", "errors"])
 def test_four_ranks(case, node):
     on_ranks(node, 4, SCRIPT, case)
+
+
+@pytest.mark.parametrize("layout", ["hsdp", *in_long("fsdp", "tp")])
+def test_asynchronous_saves_of_four_ranks(layout, node):
+    on_ranks(node, 4, SCRIPT, "staged", layout)

@@ -1,4 +1,7 @@
-"""Saves through DCP, which leaves what ranks hold alike to one of them: compared all the same, or marked."""
+"""Saves through DCP, which leaves what ranks hold alike to one of them: compared all the same, or marked.
+
+FAULTS=long adds jobs of four ranks.
+"""
 
 import pytest
 
@@ -6,6 +9,7 @@ from ckptd.cli.listing import _listing
 from ckptd.shared.base.ids import JobKey
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
+from tests.long_form import in_long
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
@@ -28,7 +32,8 @@ def said(node, ranks, way, verify="drained"):
 
 
 @pytest.mark.parametrize(
-    ("way", "ranks"), [("sync", 2), ("sync", 4), ("new", 2), ("cached", 4), ("staged", 2), ("staged", 4)]
+    ("way", "ranks"),
+    [("sync", 2), ("new", 2), ("cached", 2), ("staged", 2), *in_long(("sync", 4), ("cached", 4), ("staged", 4))],
 )
 def test_replicas_that_differ_are_marked_and_others_are_not(node, way, ranks):
     records = said(node, ranks, way)

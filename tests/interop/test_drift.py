@@ -1,4 +1,7 @@
-"""Replicas that drift, come back and drift again: what is durable was compared on all of them, or is marked."""
+"""Replicas that drift, come back and drift again: what is durable was compared on all of them, or is marked.
+
+FAULTS=long adds jobs of four ranks.
+"""
 
 import json
 import os
@@ -10,6 +13,7 @@ from ckptd.cli.listing import _listing
 from ckptd.shared.base.ids import JobKey
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
+from tests.long_form import in_long
 
 
 @pytest.fixture
@@ -46,7 +50,7 @@ def own(saves, rows):
     return {step: rows[step].replicas for step, one in saves.items() if not one["balanced"] and step in rows}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, *in_long(4)])
 def test_a_save_of_replicas_that_differ_is_not_durable_and_the_keys_are_named(node, tmp_path, ranks):
     saves, rows = drift(node, ranks, "today", tmp_path)
     assert not unmarked(saves, rows)
@@ -60,7 +64,7 @@ def test_a_save_of_replicas_that_differ_is_not_durable_and_the_keys_are_named(no
     assert marked(rows) == set(differing), "nothing else is in doubt"
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, *in_long(4)])
 def test_where_some_saves_are_drained_those_are_compared_and_one_that_was_not_due_is_marked(node, tmp_path, ranks):
     """Drained are those of steps 1, 3 and 6, 9, 13, for 12 is given up, and 15; the last of each session by force."""
     saves, rows = drift(node, ranks, "drained", tmp_path, "3")
@@ -70,7 +74,7 @@ def test_where_some_saves_are_drained_those_are_compared_and_one_that_was_not_du
     assert said == compared | {8: "window", 16: "window"}, "each of the others was compared in full"
 
 
-@pytest.mark.parametrize(("ranks", "verify"), [(2, "6"), (4, "off")])
+@pytest.mark.parametrize(("ranks", "verify"), [(2, "6"), (2, "off"), *in_long((4, "off"))])
 def test_what_was_not_compared_in_full_is_marked_in_its_own_record(node, tmp_path, ranks, verify):
     saves, rows = drift(node, ranks, verify, tmp_path)
     assert not unmarked(saves, rows)

@@ -12,18 +12,19 @@ from ckptd.shared.base.ids import parse_dirname
 from tests.cluster import Node
 from tests.faults.nodes.clusters import a_cluster
 from tests.interop.launch import on_homes, on_ranks
+from tests.long_form import LONG, in_long
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
-LONG = os.environ.get("FAULTS") == "long"
 SCRIPT = "memory_ranks.py"
+KINDS = ("tp", "hsdp", "ddp", "boxes", "stock", "shares")
 PEER_TIMEOUT_S = 10
 
 
-def load(homes, folder, job, layout, tiers):
+def load(homes, folder, job, layout, tiers, *, kinds=KINDS):
     """A rank on each of these nodes; tiers: of the ranks, or of all alike."""
     told = tiers if isinstance(tiers, list) else [tiers] * len(homes)
-    on_homes(homes, SCRIPT, "load", folder, job, layout, ",".join(told))
+    on_homes(homes, SCRIPT, "load", folder, job, layout, ",".join(told), ",".join(kinds))
 
 
 def check_store(store):
@@ -43,7 +44,7 @@ def fixture_cluster(request):
 
 def saved(cluster, tags):
     """Rank r of four on the r-th node, in a job of each kind and tag. The folder that the ranks share."""
-    on_homes(list(cluster.nodes.values()), SCRIPT, "save", cluster.directory, "protected", tags)
+    on_homes(list(cluster.nodes.values()), SCRIPT, "save", cluster.directory, "protected", tags, ",".join(KINDS))
     return cluster.directory
 
 
@@ -51,9 +52,9 @@ def test_on_one_node_from_its_arena(tmp_path):
     folder = str(tmp_path)
     with Node(folder) as node:
         node.start()
-        on_ranks(node, 4, SCRIPT, "save", folder, "staged", "a")
-        worlds = [(4, "fsdp"), (1, "fsdp"), *([(2, "hsdp"), (3, "fsdp"), (2, "ddp"), (6, "tp")] if LONG else [])]
-        for ranks, layout in worlds:
+        on_ranks(node, 4, SCRIPT, "save", folder, "staged", "a", ",".join(KINDS))
+        more = in_long((4, "fsdp"), (2, "hsdp"), (3, "fsdp"), (6, "tp"))
+        for ranks, layout in [(2, "ddp"), (1, "fsdp"), *more]:
             load([node] * ranks, folder, "a", layout, "arena")
         check_store(folder)
 
@@ -65,7 +66,8 @@ def test_from_peers_and_from_parity(cluster):
     cluster.lose("c")
     load([cluster.nodes[name] for name in "abd"], folder, "lost", "fsdp", "rebuilt")
     cluster.add("e")
-    load([cluster.nodes[name] for name in "eabde"], folder, "lost", "fsdp", "peer")
+    kinds = KINDS if LONG else ("hsdp", "shares")
+    load([cluster.nodes[name] for name in "eabde"], folder, "lost", "fsdp", "peer", kinds=kinds)
     check_store(cluster.store)
 
 

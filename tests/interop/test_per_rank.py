@@ -1,4 +1,7 @@
-"""A job of 4 ranks goes on with 2, and with 4 again: what each rank has for itself, from memory and from the store."""
+"""A job of 4 ranks goes on with 2, and with 4 again: what each rank has for itself, from memory and from the store.
+
+FAULTS=long reads all from each of both.
+"""
 
 import json
 import os
@@ -8,6 +11,7 @@ import torch
 
 from tests.cluster import Node, wait_for
 from tests.interop.launch import on_ranks
+from tests.long_form import in_long
 
 
 def run(node, ranks, step, patterns, tier, *more):
@@ -30,7 +34,7 @@ def node(tmp_path):
         yield node
 
 
-@pytest.mark.parametrize("tier", ["arena", "pfs"])
+@pytest.mark.parametrize("tier", ["arena", *in_long("pfs")])
 def test_four_ranks_two_ranks_four_ranks(tier, node):
     def again(ranks, step, patterns):
         if tier == "pfs":
@@ -63,7 +67,7 @@ def test_four_ranks_two_ranks_four_ranks(tier, node):
     assert all(text in one[0] for one in notes)
 
 
-@pytest.mark.parametrize("tier", ["arena", "pfs", "load_from"])
+@pytest.mark.parametrize("tier", ["pfs", "load_from", *in_long("arena")])
 def test_tensors_of_any_kind_that_differ_are_named_and_no_others(tier, node):
     """Counters, floats and masks of each rank, 4 to 2 to 4; what rank 1 alone has moves what lies behind it."""
 

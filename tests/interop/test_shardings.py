@@ -18,14 +18,18 @@ from ckptd_client._image.image import FILLER_PREFIX
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
 from tests.interop.mesh_ranks import JOB
+from tests.long_form import in_long
 from tests.unit.client.same import bits
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 SCRIPT = "mesh_ranks.py"
 SAVED = {"tp": 4, "hsdp": 4, "ddp": 2}  # layout: ranks
-LOADS = [("tp", 4, "tp,fsdp"), ("tp", 2, "fsdp,ddp"), ("tp", 1, "fsdp"), ("hsdp", 2, "ddp"), ("ddp", 4, "fsdp")]
-LONG = [("hsdp", 4, "hsdp,tp"), ("hsdp", 3, "fsdp"), ("ddp", 2, "fsdp"), ("tp", 3, "fsdp,ddp"), ("ddp", 4, "tp,hsdp")]
+LOADS = [("tp", 4, "tp"), ("tp", 2, "fsdp"), ("tp", 1, "fsdp"), ("hsdp", 2, "ddp"), ("ddp", 3, "fsdp")]
+MORE = [
+    ("hsdp", 4, "hsdp,tp"), ("hsdp", 3, "fsdp"), ("ddp", 2, "fsdp"), ("tp", 3, "fsdp,ddp"), ("ddp", 4, "fsdp,tp,hsdp"),
+    ("tp", 4, "fsdp"), ("tp", 2, "ddp"),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +83,7 @@ def test_the_checkpoint_is_sound_and_safetensors_alone_has_every_element(saved):
         assert (count["loose.strided"] == 1).all()
 
 
-@pytest.mark.parametrize(
-    ("saved", "ranks", "into"), LOADS + (LONG if os.environ.get("FAULTS") == "long" else []), indirect=["saved"]
-)
+@pytest.mark.parametrize(("saved", "ranks", "into"), [*LOADS, *in_long(*MORE)], indirect=["saved"])
 def test_every_reader_gives_back_what_was_saved(saved, ranks, into):
     node, folder, layout, _ = saved
     on_ranks(node, ranks, SCRIPT, "load", folder, layout, into)

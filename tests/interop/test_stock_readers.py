@@ -1,8 +1,8 @@
 """One drained checkpoint of 4 ranks (FSDP2, AdamW, scheduler, generators), read to the bit by every reader there is.
 
 That is safetensors alone, plain ``dcp.load`` without a reader argument, torch's HuggingFace reader, CkptdReader,
-``client.load`` and ``client.load_from``; on 4, 3, 2 and 1 ranks, as FSDP2, HSDP and DDP; plain values through all that
-can hold them. FAULTS=long adds layouts.
+``client.load`` and ``client.load_from``; on 4, 3, 2 and 1 ranks, as FSDP2 and DDP; plain values through all that
+can hold them. FAULTS=long adds layouts, HSDP too.
 """
 
 import os
@@ -19,13 +19,14 @@ from ckptd_client._image.image import FILLER_PREFIX
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
 from tests.interop.ranks import JOB, Model, flat
+from tests.long_form import in_long
 from tests.unit.client.same import bits
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
 SCRIPT = "ranks.py"
-WORLDS = [(4, "fsdp,ddp"), (3, "fsdp"), (2, "fsdp,ddp"), (1, "fsdp")]
-LONG = [(3, "ddp"), (4, "hsdp"), (1, "ddp")]
+WORLDS = [(4, "fsdp"), (3, "fsdp"), (2, "ddp"), (1, "fsdp")]
+MORE = [(4, "ddp"), (3, "ddp"), (2, "fsdp"), (4, "hsdp"), (1, "ddp")]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_safetensors_alone_has_every_element(drained):
     assert names == {name for name, value in ranks[0].items() if isinstance(value, torch.Tensor)}
 
 
-@pytest.mark.parametrize(("ranks", "layouts"), WORLDS + (LONG if os.environ.get("FAULTS") == "long" else []))
+@pytest.mark.parametrize(("ranks", "layouts"), [*WORLDS, *in_long(*MORE)])
 def test_every_reader_gives_back_what_was_saved(ranks, layouts, drained):
     node, folder, _ = drained
     on_ranks(node, ranks, SCRIPT, "load", folder, layouts)
