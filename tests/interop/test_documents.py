@@ -19,14 +19,15 @@ def node(fresh_node):
 
 
 def program(document, heading, node):
-    """The first Python block after the heading, with the node's store. Written beside it; its path."""
+    """The first Python block after the heading, with the node's store and a smaller model. Its path."""
     with open(os.path.join(ROOT, document), encoding="utf-8") as file:
         text = file.read().partition(f"\n## {heading}\n")[2]
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
     assert code.count('store="/tmp/ckpt"') == 1
     path = os.path.join(node.temporary, "program.py")
     with open(path, "w", encoding="utf-8") as file:
-        file.write(re.sub(r'"/tmp/ckpt(?=["/])', f'"{node.store}', code).replace("time.sleep(0.2)", "pass"))
+        code = re.sub(r'"/tmp/ckpt(?=["/])', f'"{node.store}', code)
+        file.write(code.replace("time.sleep(0.2)", "pass").replace("2048", "256"))
     return path
 
 
@@ -57,7 +58,7 @@ def test_the_files_of_the_example_come_back_and_torch_reads_them_where_they_were
         assert re.search(rf"^starting at step {first} from {tier}$", printed, re.MULTILINE)
         folder = os.path.join(node.store, "my-run", f"step-{first + 29}")
         wait_for(lambda folder=folder: os.path.exists(os.path.join(folder, "model.pt")))
-        assert torch.load(os.path.join(folder, "model.pt"))["weight"].shape == (2048, 2048)
+        assert torch.load(os.path.join(folder, "model.pt"))["weight"].shape == (256, 256)
 
 
 def test_the_first_save_of_the_readme_goes_on_where_it_ended_and_each_reader_reads_it(node):

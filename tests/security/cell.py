@@ -86,11 +86,15 @@ def _read_only(where: str) -> None:
 
 
 class _Eyes(threading.Thread):
-    """Looks all the time for what the user owns in the fresh directories; ``seen``: path to kind and mode."""
+    """Looks all the time for what the user owns in the fresh directories; ``seen``: path to kind and mode.
+
+    Not in what is needed: that is read-only.
+    """
 
     def __init__(self, places: list[str], uid: int) -> None:
         super().__init__(daemon=True)
         self._places, self._uid = places, uid
+        self._needed = set(_needed())
         self.seen: dict[str, str] = {}
         self.over = threading.Event()
 
@@ -101,6 +105,7 @@ class _Eyes(threading.Thread):
     def look(self) -> None:
         for place in self._places:
             for directory, folders, names in os.walk(place):
+                folders[:] = [name for name in folders if os.path.join(directory, name) not in self._needed]
                 for name in (*folders, *names):
                     path = os.path.join(directory, name)
                     try:

@@ -26,11 +26,11 @@ _ASKING = """
 
 
 def first_save():
-    """The README's program, with shorter steps, and two questions to the daemon at its end."""
+    """The README's program, with shorter steps of a smaller model, and two questions to the daemon at its end."""
     blocks = re.findall(r"^```python\n(.*?)^```", pathlib.Path(ROOT, "README.md").read_text(), re.MULTILINE | re.DOTALL)
     (program,) = [block for block in blocks if 'connect(job="first"' in block]
     assert "time.sleep(0.2)" in program
-    return program.replace("time.sleep(0.2)", "time.sleep(0.005)") + _ASKING
+    return program.replace("time.sleep(0.2)", "time.sleep(0.005)").replace("2048", "256") + _ASKING
 
 
 def live(*commands, home_mode=0o700, umask=0o022, **files):
