@@ -38,12 +38,19 @@ def trees():
         gc.enable()
 
 
-def imports(tree):
-    """Modules that a tree names anywhere, inside functions too. ``from ckptd import x`` counts as ckptd.x."""
-    for node in ast.walk(tree):
+@functools.cache
+def imports():
+    """The statements of each module that import, inside functions too."""
+    kinds = (ast.Import, ast.ImportFrom)
+    return {name: [node for node in ast.walk(tree) if isinstance(node, kinds)] for name, tree in trees().items()}
+
+
+def imported(nodes):
+    """Modules that these statements name. ``from ckptd import x`` counts as ckptd.x."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"line {node.lineno}: relative import"
             names = (f"{node.module}.{alias.name}" for alias in node.names)
             yield from (name if name in EVERYTHING else node.module for name in names)

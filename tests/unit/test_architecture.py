@@ -1,6 +1,7 @@
 """Rules that a machine keeps: which room may import which, and how long files and functions get."""
 
 import ast
+import bisect
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from tests.unit.rooms import CKPTD as CKPTD_ROOMS
 from tests.unit.rooms import CLIENT as CLIENT_ROOMS
 from tests.unit.rooms import MAY, PURE, room_of, table
-from tests.unit.sources import CKPTD, EVERYTHING, ROOT, imports, trees, within
+from tests.unit.sources import CKPTD, EVERYTHING, ROOT, imported, imports, trees, within
 
 MAX_FILE_LINES = 450  # in all: what a reader scrolls through
 MAX_CODE_LINES = 400
@@ -35,7 +36,7 @@ def forbidden(module, name):
 
 
 def test_import_rule():
-    named = [(module, name) for module, tree in trees().items() for name in imports(tree)]
+    named = [(module, name) for module, nodes in imports().items() for name in imported(nodes)]
     broken = {(module, name): why for module, name in named if (why := forbidden(module, name))}
     assert broken == {}
 
@@ -67,8 +68,8 @@ def test_one_room_writes_the_files_of_a_store():
     """And the export those of a directory that a user names; others know temporary names by sight."""
     users = {
         room_of(module) if module.startswith("ckptd.store") else module
-        for module, tree in trees().items()
-        for node in ast.walk(tree)
+        for module, nodes in imports().items()
+        for node in nodes
         if isinstance(node, ast.ImportFrom) and node.module == "ckptd.system.files"
         if any(alias.name == "FileLayer" for alias in node.names)
     }
@@ -98,7 +99,7 @@ def test_a_stranger_finds_few_rooms():
 
 
 def test_every_arrow_of_the_table_is_used():
-    used = {(room_of(module), room_of(name)) for module, tree in trees().items() for name in imports(tree)}
+    used = {(room_of(module), room_of(name)) for module, nodes in imports().items() for name in imported(nodes)}
     idle = {
         (room, name)
         for room, names in MAY.items()
@@ -142,25 +143,26 @@ def test_the_client_imports_without_what_it_need_not_have():
     assert [name for name in done.stdout.split() if name.startswith(slow)] == []
 
 
-def code_lines(tree, lines):
-    """Numbers of the lines under tree that hold code: no docstrings, comments or blanks."""
+def code_lines(nodes, lines):
+    """Numbers of the lines of a module that hold code: no docstrings, comments or blanks; nodes: all of its tree."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     skipped = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
             skipped |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    first, last = (1, len(lines)) if isinstance(tree, ast.Module) else (tree.lineno, tree.end_lineno)
-    texts = ((number, lines[number - 1].strip()) for number in range(first, last + 1))
+    texts = ((number, text.strip()) for number, text in enumerate(lines, 1))
     return [number for number, text in texts if text and not text.startswith("#") and number not in skipped]
 
 
 def test_lengths():
     long = {}
     for module, tree in trees().items():
-        lines = EVERYTHING[module].read_text().splitlines()
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-        sizes = {f"{module}.{node.name}": len(code_lines(node, lines)) for node in functions}
-        long |= {name: size for name, size in sizes.items() if size > MAX_FUNCTION_LINES}
-        if len(lines) > MAX_FILE_LINES or len(code_lines(tree, lines)) > MAX_CODE_LINES:
+        lines, nodes = EVERYTHING[module].read_text().splitlines(), [*ast.walk(tree)]
+        code = code_lines(nodes, lines)
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                size = bisect.bisect_right(code, node.end_lineno) - bisect.bisect_left(code, node.lineno)
+                long |= {f"{module}.{node.name}": size} if size > MAX_FUNCTION_LINES else {}
+        if len(lines) > MAX_FILE_LINES or len(code) > MAX_CODE_LINES:
             long[module] = len(lines)
     assert long == {}
