@@ -9,6 +9,7 @@ import tokenize
 from tests.unit.sources import ROOT
 from tests.unit.words import NAMES, SENTENCES, TESTS, TEXTS
 
+CODE = r"(?:\s|`[^`]*`|\]\([^)]*\))+"  # what without_code() leaves out between two words, or white space
 OWN = {ROOT / "tests/unit/words.py", ROOT / "tests/unit/test_words.py"}
 
 
@@ -38,9 +39,10 @@ def left(rows, read):
     for row in rows:
         whole = re.compile(rf"(?:{row.coined})\Z")
         within = re.compile(rf"\b(?:{row.coined})\b".replace(" ", r"\s+"), re.IGNORECASE if read is sentences else 0)
+        near = re.compile(rf"\b(?:{row.coined})\b".replace(" ", CODE), within.flags)
         find = whole.match if read is names else within.search
         for path in files(row.where):
-            if read is not sentences and not any(map(find, rough(read, path))):
+            if not any(map(near.search if read is sentences else find, rough(read, path))):
                 continue
             for number, text in read(path):
                 match = find(text)
@@ -61,7 +63,7 @@ def files(where):
 def rough(read, path):
     """What read finds there, and more: it costs no tokens."""
     text = path.read_text()
-    if read is texts:
+    if read in (texts, sentences):
         return [text]
     found = set(re.findall(r"\w+", text))
     return found if read is names else [f" {name[5:].replace('_', ' ')} " for name in found if name.startswith("test_")]
