@@ -22,6 +22,7 @@ from ckptd.store.posix.removal import remove_checkpoint, remove_partial, sweep_t
 from ckptd.store.posix.scan import Place, scan
 from ckptd.system.files import FileLayer
 from tests.disk.forgetting import ForgettingDisk, PowerCut
+from tests.long_form import in_long
 from tests.records import take
 from tests.runs import RUN, SET, TAKER
 from tests.slots import Slot, make_vote, write_slot
@@ -31,7 +32,7 @@ KEY = JobKey(STORE, "demo")
 OLD, NEW = SaveId(1, 1, 10, RUN), SaveId(1, 2, 20, RUN)
 RANKS = 2  # each on a node of its own
 OBJECTS = (StockObjects(b"a saved leaf", {"step": (2, 5)}), None)  # of each rank's node
-LUCKS = (None, 1, 2, 3)  # what survives of the unsynced: nothing, or some, by seed
+LUCKS = (None, 1, *in_long(2, 3))  # what survives of the unsynced: nothing, or some, by seed
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from ckptd.system.files import FileLayer
 from tests import pythons
 from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
 from tests.cluster import Node, wait_for
+from tests.long_form import LONG
 from tests.records import pin, take, unpin
 from tests.runs import RUN, SET, TAKER, vote_in
 from tests.security.others import STRANGER, acting_as, as_user, needs_root
@@ -309,8 +310,15 @@ def victim(which: str, place: Place) -> str:
     return found.get(which) or os.path.join(old.final, "sets")
 
 
-@pytest.mark.parametrize("which", ["job", "partial", "sets", "set", "old", "old sets"])
-@pytest.mark.parametrize("work", WORK)
+UNFINISHED, OLD = ("partial", "sets", "set"), ("old", "old sets")
+IN = dict.fromkeys(("a_commit", "a_removed_partial", "a_vote", "a_drain"), UNFINISHED)  # where a work is done, in short
+IN |= dict.fromkeys(("a_removal", "an_incarnation", "a_pin"), OLD)
+
+
+@pytest.mark.parametrize(
+    ("work", "which"),
+    [(work, which) for work in WORK for which in ("job", *UNFINISHED, *OLD) if LONG or which in ("job", *IN[work])],
+)
 def test_a_directory_that_is_swapped_for_a_link_leads_nowhere(work, which, place, home, ground):
     """At each call on the disk; the home has directories and files of the names that are written and removed."""
     vote = vote_in(place.partial).name
