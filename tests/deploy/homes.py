@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from ckptd.shared.files.locks import holder
+from tests import pythons
 from tests.cluster import CODE, wait_for
 
 TRAINER = str(pathlib.Path(__file__).with_name("trainer.py"))
@@ -35,7 +36,7 @@ class Homes:
         self.store = self.where / "store"
         self.bin = self.where / "bin"
         self.bin.mkdir()
-        values = {"shm": self.shm, "store": self.store, "code": CODE, "python": sys.executable}
+        values = {"shm": self.shm, "store": self.store, "code": CODE, "python": pythons.shim()}
         for command, program in {"ckptd": "-m ckptd", "train": TRAINER}.items():
             path = self.bin / command
             path.write_text(_COMMAND.format(name=name, program=program, **values))

@@ -68,6 +68,7 @@ class Image:
         offline = {
             "PIP_NO_INDEX": "1",
             "PIP_NO_DEPS": "1",
+            "PIP_NO_COMPILE": "1",
             "PIP_NO_BUILD_ISOLATION": "0",
         }  # 0: pip's negation of a "no"
         environ = os.environ | offline | {"PYTHONPATH": os.pathsep.join(site.getsitepackages())}
