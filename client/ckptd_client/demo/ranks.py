@@ -138,7 +138,15 @@ def _torchrun(rank: int, port: int) -> dict[str, str]:
 
 
 def _task(space: Workspace, plan: Plan, journal: str, arena: str | None) -> Task:
-    return Task(steps=plan.steps, save_every=plan.save_every, journal=journal, store=space.store, job=JOB, arena=arena)
+    return Task(
+        steps=plan.steps,
+        save_every=plan.save_every,
+        work=plan.work,
+        journal=journal,
+        store=space.store,
+        job=JOB,
+        arena=arena,
+    )
 
 
 def _last_lines(path: str) -> list[str]:

@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import time
 
 import msgspec
 import torch.distributed as dist
@@ -26,7 +27,7 @@ def join(rank: int, world_size: int) -> None:
 def run(task: Task, rank: int, world_size: int) -> None:
     """Trains from the last checkpoint to the last step."""
     log = journal.Writer(task.journal)
-    training = Training(rank=rank, world_size=world_size, steps=task.steps)
+    training = Training(rank=rank, world_size=world_size, steps=task.steps, work=task.work)
     saver: Saver
     if task.arena is None:
         saver = TorchSaver(task, training.state(), log, rank)
@@ -35,6 +36,7 @@ def run(task: Task, rank: int, world_size: int) -> None:
     first = saver.restore()
     for step in range(first, task.steps):
         log.write(journal.Loss(step, training.step().hex()))
+        time.sleep(task.work.pause_s)
         if step == first:
             saver.prepare()
         if (step + 1) % task.save_every == 0:

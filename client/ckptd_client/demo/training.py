@@ -13,9 +13,9 @@ import xxhash
 from torch import Tensor, nn
 
 from ckptd_client.demo.model import GPT, Shape
+from ckptd_client.demo.plan import Work
 
 SEED = 1234
-BATCH = 2
 LEARNING_RATE = 2e-3
 CLIP_NORM = 1.0
 MAX_CORPUS_NBYTES = 4 << 20
@@ -71,10 +71,10 @@ class Randomness:
 class Training:
     """A data-parallel training that repeats bit for bit: one thread, fixed seeds, gradients summed in one bucket."""
 
-    def __init__(self, *, rank: int, world_size: int, steps: int) -> None:
+    def __init__(self, *, rank: int, world_size: int, steps: int, work: Work) -> None:
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(mode=True)
-        shape = Shape()
+        shape = Shape(context=work.context)
         torch.manual_seed(SEED)
         self.model = GPT(shape)
         torch.manual_seed(SEED + 1 + rank)
@@ -82,7 +82,7 @@ class Training:
         self.scheduler = torch.optim.lr_scheduler.OneCycleLR(
             self.optimizer, max_lr=LEARNING_RATE, total_steps=steps, cycle_momentum=False
         )
-        self.batches = Batches(corpus(), batch=BATCH, context=shape.context, seed=SEED + rank)
+        self.batches = Batches(corpus(), batch=work.batch, context=shape.context, seed=SEED + rank)
         self._world_size = world_size
 
     def state(self) -> dict[str, object]:
