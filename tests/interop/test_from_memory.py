@@ -1,7 +1,8 @@
 """Every way to shard, restored on other ranks and in other layouts from memory alone.
 
 That is from the arena of one node, from the arenas of peers, and rebuilt from parity after nodes were lost. The store
-has none of these saves, and every rank says where it read. FAULTS=long adds worlds, and two nodes lost at once.
+has none of these saves, and every rank says where it read. Each kind of state goes one of these ways; FAULTS=long
+has all go each, adds worlds, and two nodes lost at once.
 """
 
 import os
@@ -18,10 +19,12 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 SCRIPT = "memory_ranks.py"
 KINDS = ("tp", "hsdp", "ddp", "boxes", "stock", "shares")
+OF_ONE_NODE = KINDS if LONG else ("hsdp", "ddp")
+OF_NODES = KINDS if LONG else ("tp", "boxes", "stock", "shares")
 PEER_TIMEOUT_S = 10
 
 
-def load(homes, folder, job, layout, tiers, *, kinds=KINDS):
+def load(homes, folder, job, layout, tiers, *, kinds=OF_NODES):
     """A rank on each of these nodes; tiers: of the ranks, or of all alike."""
     told = tiers if isinstance(tiers, list) else [tiers] * len(homes)
     on_homes(homes, SCRIPT, "load", folder, job, layout, ",".join(told), ",".join(kinds))
@@ -44,7 +47,7 @@ def fixture_cluster(request):
 
 def saved(cluster, tags):
     """Rank r of four on the r-th node, in a job of each kind and tag. The folder that the ranks share."""
-    on_homes(list(cluster.nodes.values()), SCRIPT, "save", cluster.directory, "protected", tags, ",".join(KINDS))
+    on_homes(list(cluster.nodes.values()), SCRIPT, "save", cluster.directory, "protected", tags, ",".join(OF_NODES))
     return cluster.directory
 
 
@@ -52,10 +55,10 @@ def test_on_one_node_from_its_arena(tmp_path):
     folder = str(tmp_path)
     with Node(folder) as node:
         node.start()
-        on_ranks(node, 4, SCRIPT, "save", folder, "staged", "a", ",".join(KINDS))
+        on_ranks(node, 4, SCRIPT, "save", folder, "staged", "a", ",".join(OF_ONE_NODE))
         more = in_long((4, "fsdp"), (2, "hsdp"), (3, "fsdp"), (6, "tp"))
         for ranks, layout in [(2, "ddp"), (1, "fsdp"), *more]:
-            load([node] * ranks, folder, "a", layout, "arena")
+            load([node] * ranks, folder, "a", layout, "arena", kinds=OF_ONE_NODE)
         check_store(folder)
 
 
@@ -66,7 +69,7 @@ def test_from_peers_and_from_parity(cluster):
     cluster.lose("c")
     load([cluster.nodes[name] for name in "abd"], folder, "lost", "fsdp", "rebuilt")
     cluster.add("e")
-    kinds = KINDS if LONG else ("hsdp", "shares")
+    kinds = KINDS if LONG else ("tp", "shares")
     load([cluster.nodes[name] for name in "eabde"], folder, "lost", "fsdp", "peer", kinds=kinds)
     check_store(cluster.store)
 
