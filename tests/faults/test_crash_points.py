@@ -1,11 +1,14 @@
 """Every crash point of the list: the daemon or its worker dies there by SIGKILL, and every promise still holds."""
 
+import contextlib
 import glob
 import itertools
 import os
 import signal
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -22,35 +25,55 @@ from tests.cluster import Node, wait_for
 from tests.faults.ranks import JOB, SAVE_TIMEOUT_S, Ranks, told
 from tests.runs import RUN
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
 KEEP = 2
 NBYTES = 256 << 10  # of a rank's state, apart from the boxes
 BOXES = 2  # of one tensor on each rank, so that each image is that many files
 FLAGS = ("--keep-last", str(KEEP), "--log-level", "debug")
 FIRST_STEPS = (10, 20, 30)  # saved before the daemon is armed in the long form's second ordering
-STEPS = (40, 50, 60, 70)
+STEP, EACH = 40, 50  # the first step that is saved with a daemon armed, and how many steps later the next one is
 # What a node by itself comes to. Of encodes and rebuilds: tests/unit/parity, tests/unit/checkpoint/test_repair.py.
 POINTS = tuple(p for p in failpoints.POINTS if not p.startswith(("encode.", "rebuild.", "repair.", "publish.")))
 WORKER = tuple(p for p in POINTS if not p.startswith("stage.") and "durable-told" not in p)
 LONG = os.environ.get("FAULTS") == "long"
+AT_MOST = 6  # points in the life of one job
 
 
-def _is_short(point: str, dies: str, world: int, warm: bool) -> bool:
-    """Of the short form: each point once, and one case in two with the worker alone, two ranks, a warm store."""
+class Death(NamedTuple):
+    """At which points, of whom, with how many ranks, and whether the store holds checkpoints before the first one."""
+
+    points: tuple[str, ...]
+    dies: str
+    world: int
+    warm: bool
+
+    def __str__(self) -> str:
+        return "-".join([*dict.fromkeys((self.points[0], self.points[-1])), self.dies, str(self.world), str(self.warm)])
+
+
+def _victim(point: str) -> str:
+    """In the short form: the worker alone at half of its points, else the daemon with it."""
     number = POINTS.index(point)
-    victim = "worker" if point in WORKER and number % 4 in (1, 2) else "both"
-    return dies == victim and (world == 2) == (dies == "both") and warm == (number % 2 == 1)
+    return "worker" if point in WORKER and number % 4 in (1, 2) else "both"
 
 
-# (point, who dies, ranks, whether the store holds checkpoints when the daemon is armed)
-CASES = [
-    (point, dies, world, warm)
-    for point, (dies, world, warm) in itertools.product(
-        POINTS, itertools.product(("worker", "both"), (1, 2), (False, True))
-    )
-    if (point in WORKER or dies == "both") and (LONG or _is_short(point, dies, world, warm))
-]
+def _short() -> Iterator[Death]:
+    """Each point once: a few of them in the life of one job, one death after the other."""
+    for dies, world in (("worker", 1), ("both", 2)):
+        points = [point for point in POINTS if _victim(point) == dies]
+        for number, first in enumerate(range(0, len(points), AT_MOST)):
+            yield Death(tuple(points[first : first + AT_MOST]), dies, world, warm=number % 2 == 0)
+
+
+def _long() -> Iterator[Death]:
+    """Each point with all else that can differ, in a job of its own."""
+    for point, dies, world, warm in itertools.product(POINTS, ("worker", "both"), (1, 2), (False, True)):
+        if point in WORKER or dies == "both":
+            yield Death((point,), dies, world, warm)
+
+
+CASES = list(_long() if LONG else _short())
 
 
 class Store:
@@ -86,10 +109,11 @@ class Store:
 
 
 class Case:
-    """One job that lives through one death at one point."""
+    """A part of a job's life, with one death at one point."""
 
-    def __init__(self, node: Node, point: str, dies: str, marker: str) -> None:
+    def __init__(self, node: Node, point: str, dies: str, marker: str, step: int) -> None:
         self.node, self.point, self.dies, self.marker = node, point, dies, marker
+        self.steps = tuple(range(step, step + EACH - 10, 10))
         self.store = Store(node.store)
         self.deaths = 0
         self.pid = 0
@@ -118,7 +142,7 @@ class Case:
             self.node.start(*FLAGS)
         self.deaths += 1
 
-    def saves(self, ranks: Ranks, steps: tuple[int, ...]) -> None:
+    def saves(self, ranks: Ranks, steps: Sequence[int]) -> None:
         """Saves of the steps, the middle two without a pause; each ends somewhere, the last one well."""
         for step in steps:
             ranks.start("save", step)
@@ -155,48 +179,49 @@ def restore(ranks: Ranks, *, at_least: int, tier: str) -> int:
     return found[0]["step"]
 
 
-@pytest.mark.parametrize(("point", "dies", "world", "warm"), CASES)
-def test_a_death_at_this_point_breaks_no_promise(tmp_path: Path, point: str, dies: str, world: int, warm: bool):
-    store = tmp_path / "store"
+@pytest.mark.parametrize("death", CASES, ids=str)
+def test_a_death_at_this_point_breaks_no_promise(tmp_path: Path, death: Death):
+    store, world = tmp_path / "store", death.world
     store.mkdir()
-    with told(str(store)) as node:
-        case = Case(node, point, dies, str(tmp_path / "marker"))
-        with Ranks(node, world, nbytes=NBYTES) as ranks:
-            ranks.call("divide", BOXES)
-            run_through_the_death(case, ranks, warm=warm)
+    with told(str(store)) as node, contextlib.ExitStack() as started:
+        ranks = started.enter_context(Ranks(node, world, nbytes=NBYTES))
+        ranks.call("divide", BOXES)
+        for number, point in enumerate(death.points):
+            case = Case(node, point, death.dies, str(tmp_path / f"marker-{number}"), STEP + EACH * number)
+            run_through_the_death(case, ranks, warm=death.warm, first=number == 0)
             history = [news for rank in ranks.call("history") for news in rank]
-            if world == 1:
-                ranks.kill()  # the job crashes; with two ranks it goes on to the end below
-            else:
-                ranks.call("close")
-        assert os.path.exists(case.marker), f"{point} was not reached"
-        staged, durable = newest(history, "staged"), newest(history, "durable")
-        assert durable == STEPS[-1]
-        assert case.store.committed()[-1] >= durable
-        with Ranks(node, world, nbytes=NBYTES) as ranks:
+            if world > 1:
+                ranks.call("close")  # the job goes on to its end; with one rank it crashes
+            ranks.kill()
+            assert os.path.exists(case.marker), f"{point} was not reached"
+            staged, durable = newest(history, "staged"), newest(history, "durable")
+            assert durable == case.steps[-1]
+            assert case.store.committed()[-1] >= durable
+            ranks = started.enter_context(Ranks(node, world, nbytes=NBYTES))
             restore(ranks, at_least=staged, tier="arena" if world == 1 else "pfs")
             leaves_nothing(case, ranks)
         node.lose_arena() if node.stop() == 0 else pytest.fail(node.log_text())
         node.start(*FLAGS)
-        with Ranks(node, world, nbytes=NBYTES) as ranks:
-            assert restore(ranks, at_least=durable, tier="pfs") == STEPS[-1] + 10
+        ranks = started.enter_context(Ranks(node, world, nbytes=NBYTES))
+        assert restore(ranks, at_least=durable, tier="pfs") == case.steps[-1] + 10
 
 
-def run_through_the_death(case: Case, ranks: Ranks, *, warm: bool) -> None:
+def run_through_the_death(case: Case, ranks: Ranks, *, warm: bool, first: bool) -> None:
     """Saves until all is durable again. The daemon is armed from the beginning, or once it has some checkpoints."""
-    if warm:
+    if first and warm:
         case.node.start(*FLAGS)
-    else:
+    elif first:
         case.arm()
     ranks.start("connect")
     case.watch(ranks)
     ranks.start("load")
     case.watch(ranks)
-    if warm:
+    if first and warm:
         case.saves(ranks, FIRST_STEPS)
+    if warm or not first:
         assert case.node.stop() == 0
         case.arm()
-    case.saves(ranks, STEPS)
+    case.saves(ranks, case.steps)
     if case.dies == "worker":
         assert case.node.daemon.pid == case.pid, "the daemon goes on by itself"
         assert case.node.daemon.poll() is None
@@ -204,9 +229,9 @@ def run_through_the_death(case: Case, ranks: Ranks, *, warm: bool) -> None:
 
 def leaves_nothing(case: Case, ranks: Ranks) -> None:
     """One more checkpoint, then close: no slot, no partial, no old checkpoint beyond the last two."""
-    stalls = ranks.call("save", STEPS[-1] + 10)
+    stalls = ranks.call("save", case.steps[-1] + 10)
     assert max(stalls) <= SAVE_TIMEOUT_S
-    ranks.call("wait", STEPS[-1] + 10)
+    ranks.call("wait", case.steps[-1] + 10)
     ranks.call("close")
     wait_for(lambda: case.node.slots() == [])
     wait_for(lambda: case.store.leftovers() == [] and len(case.store.committed()) == KEEP)
@@ -223,6 +248,6 @@ def test_a_save_that_was_staged_is_never_called_abandoned():
 
 
 def test_the_list_that_was_walked_is_the_whole_list():
-    assert {point for point, *_ in CASES} == set(POINTS)
-    alone = {point for point, dies, *_ in CASES if dies == "worker"}
+    assert {point for death in CASES for point in death.points} == set(POINTS)
+    alone = {point for death in CASES if death.dies == "worker" for point in death.points}
     assert alone == set(WORKER) if LONG else set() < alone < set(WORKER)

@@ -122,11 +122,11 @@ _SAVES = (
     _row(
         "an-adopted-slot-gets-its-digests", f"{_NODE}slots.py",
         "if s.save is not None and not s.digested\n        ]", "if False\n        ]",
-        "crash_points.py::test_a_death_at_this_point_breaks_no_promise[stage.before-digest-both-2-True]",
+        "crash_points.py::test_a_death_at_this_point_breaks_no_promise[stage.segment-received-stage.before-staged-told-both-2-True]",
     ),
     _row(
         "the-walk-has-workers-that-die-alone", f"{FAULTS}test_crash_points.py",
-        'victim = "worker" if point in WORKER and number % 4 in (1, 2) else "both"', 'victim = "both"',
+        'return "worker" if point in WORKER and number % 4 in (1, 2) else "both"', 'return "both"',
         "crash_points.py::test_the_list_that_was_walked_is_the_whole_list",
     ),
     _row(
