@@ -8,12 +8,13 @@ def _typed(name: str, command: str, *, cause: str, place: str, hint: str, ends: 
 
 
 _SAVED = """(ckptd run >run.log 2>&1 </dev/null &) ; until [ -S $ARENA/ckptd.sock ]; do sleep 0.1; done
-python - <<'END'
+cat >save.py <<'END'
 import os, torch, ckptd_client
 with ckptd_client.connect("first") as client:
     client.save({{"model": torch.ones(3)}}, 1).wait("durable")
     {end}
 END
+python save.py
 """
 
 MISTAKES = (

@@ -9,6 +9,13 @@ class Tensor: pass
 END
 """
 
+_CELLS = """
+cat > cells.py <<'END'
+import code
+code.interact(banner="", local=globals(), exitmsg="")
+END
+"""  # a notebook's kernel: an error ends its cell, not the process
+
 MISTAKES = (
     Mistake(
         name="no-torch",
@@ -33,7 +40,8 @@ END""",
     ),
     Mistake(
         name="cell-run-twice",
-        typed="""$ python -i <<'END'
+        before=_CELLS,
+        typed="""$ python cells.py <<'END'
 import torch, ckptd_client
 state = {"model": torch.nn.Linear(4, 4)}
 client = ckptd_client.connect("first")
@@ -46,7 +54,8 @@ END""",
     ),
     Mistake(
         name="loop-cell-run-twice",
-        typed="""$ python -i <<'END'
+        before=_CELLS,
+        typed="""$ python cells.py <<'END'
 import torch, ckptd_client
 state = {"model": torch.nn.Linear(4, 4)}
 client = ckptd_client.connect("first")
@@ -62,7 +71,8 @@ END""",
     ),
     Mistake(
         name="class-of-the-notebook",
-        typed="""$ python -i <<'END'
+        before=_CELLS,
+        typed="""$ python cells.py <<'END'
 import torch, ckptd_client
 class Hooks: pass
 
@@ -124,6 +134,7 @@ python spawn.py""",
             "torch.multiprocessing.spawn.ProcessExitedException",
             "torch.multiprocessing.spawn.ProcessRaisedException",
         ),
+        own_processes=True,
         within_s=60.0,
     ),
     Mistake(

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import ctypes
+import functools
 import os
 import runpy
 import signal
@@ -66,13 +67,22 @@ def _text(world: World, rank: int) -> str:
         return file.read().replace(world.place, "/place")
 
 
+@functools.cache
+def _await_forks() -> None:
+    """Until the server that forks has torch: it is no time of a mistake's."""
+    pythons.run([sys.executable, "-c", "import torch"], check=True)
+
+
 def _shell(mistake: Mistake, world: World) -> tuple[tuple[int | None, ...], float]:
+    _await_forks()
+    forked = {} if mistake.user or mistake.own_processes else pythons.with_forks()
+    environ = world.environ(extra=forked | mistake.environ)
     began = time.monotonic()
     typed = mistake.typed[2:].replace("\n$ ", "\n")
     with open(_log(world, 0), "wb") as log:
         process = subprocess.Popen(
             [*(_AS_USER if mistake.user else ()), "/bin/bash", "-c", world.filled(typed)],
-            cwd=world.home, env=world.environ(extra=mistake.environ), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            cwd=world.home, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
         )  # fmt: skip
     try:
