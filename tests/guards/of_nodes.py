@@ -114,13 +114,12 @@ _MEMBERS = (
     _row(
         "segments-come-from-peers", f"{_COORDINATOR}locations.py",
         "if others and (save, Tier.PEER, rank) not in damaged:", "if False:",
-        "members.py::test_ranks_in_another_order_copy_from_peers",
-        "members.py::test_a_node_more",
+        "members.py::test_ranks_come_back_elsewhere",
     ),
     _row(
         "segments-are-rebuilt", f"{_COORDINATOR}chunks.py",
         "if chunks and recoverable(", "if False and recoverable(",
-        "members.py::test_ranks_in_another_order_after_a_loss",
+        "members.py::test_ranks_come_back_elsewhere",
         "members.py::test_uneven_ranks_per_node[b]",
         "members.py::test_two_jobs_on_the_same_nodes_lose_one",
         "members.py::test_another_world_size_after_a_loss",
@@ -128,7 +127,7 @@ _MEMBERS = (
     _row(
         "nodes-that-a-job-leaves-are-asked", f"{_COORDINATOR}sessions.py",
         "else {self._node} | inside | self.visitors", "else {self._node} | inside",
-        "members.py::test_a_node_fewer_still_gives_what_it_has",
+        "members.py::test_ranks_come_back_elsewhere",
     ),
     _row(
         "short-columns-end-in-zeros", "ckptd/parity/engine.py",

@@ -62,7 +62,7 @@ def taken(zygote: Zygote, shard_nbytes: int = _SHARD_NBYTES) -> str:
 
 def _await_middle(node: Node) -> None:
     low, high = _DRAINED
-    for _ in within(60):
+    for _ in within(60, 0.05):
         job = node.job("llama-7b")
         total = sum(rank.drain_nbytes for rank in job.ranks) if job is not None else 0
         if job is not None and total and low < sum(rank.drain_nbytes_done for rank in job.ranks) / total < high:

@@ -323,10 +323,10 @@ def a_cluster(
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def within(seconds: float) -> Iterator[None]:
+def within(seconds: float, every_s: float = 0.01) -> Iterator[None]:
     """Rounds of a loop that must end in time."""
     deadline = time.monotonic() + seconds
     while True:
         assert time.monotonic() < deadline, f"not within {seconds} s"
         yield
-        time.sleep(0.01)
+        time.sleep(every_s)
