@@ -188,7 +188,6 @@ class Trainer:
         self._history: list[tuple[int, str | None, str | None]] = []
         self._logs: list[str] = []
         self._keep: list[Any] = []
-        self._made: dict[int, dict[str, Any]] = {}
         handler = logging.Handler()
         handler.emit = lambda record: self._logs.append(record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("ckptd_client").addHandler(handler)
@@ -239,14 +238,9 @@ class Trainer:
         """prepare."""
         self._client.prepare(self._state(0))
 
-    def make(self, step: int) -> None:
-        """The state of the step, ahead of its save."""
-        self._made[step] = self._state(step)
-
     def save(self, step: int, **named: Any) -> float:
         """save; the seconds that the handle says."""
-        state = self._made.pop(step, None) or self._state(step)
-        handle = self._handles[step] = self._client.save(state, step, **named)
+        handle = self._handles[step] = self._client.save(self._state(step), step, **named)
         self.watch()
         return float(handle.stall_s)
 
@@ -327,7 +321,7 @@ class Trainer:
             file.write(b"%d " % step)
         others = [os.path.join(directory, str(rank)) for rank in range(int(os.environ["WORLD_SIZE"]))]
         while not all(_reached(path, step) for path in others):
-            time.sleep(0.0005)
+            time.sleep(0.002)
 
     def handle(self, step: int) -> tuple[str | None, str | None, str]:
         """(milestone, end, reason) of the step's handle."""

@@ -234,7 +234,7 @@ def leaves_nothing(case: Case, ranks: Ranks) -> None:
     ranks.call("wait", case.steps[-1] + 10)
     ranks.call("close")
     wait_for(lambda: case.node.slots() == [])
-    wait_for(lambda: case.store.leftovers() == [] and len(case.store.committed()) == KEEP)
+    wait_for(lambda: case.store.leftovers() == [] and len(case.store.committed()) == KEEP, every_s=0.05)
     wait_for(lambda: not os.listdir(os.path.join(case.node.arena, arena_paths.JOBS)))
     case.store.check()
 

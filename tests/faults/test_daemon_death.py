@@ -16,6 +16,7 @@ from tests.faults.ranks import JOB, MB, RankError, Ranks, daemons, sealed, told
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
 
+LONG = os.environ.get("FAULTS") == "long"
 SLOW = ("--drain-bandwidth", "16M")  # of three chunks of 16 MiB the last is written after three seconds
 SLOW_NBYTES = 48 * MB
 SLACK_S = 0.6  # of two busy cores, over a deadline
@@ -279,7 +280,7 @@ print(time.time())
 # --- it dies or stops while a save waits for it
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [1, 2] if LONG else [1])
 def test_killed_while_a_save_waits_for_its_acknowledgement(node: Node, world: int):
     node.start()
     with Ranks(node, world) as ranks:

@@ -11,7 +11,7 @@ from tests.cluster import wait_for
 from tests.faults.ranks import told
 
 SLOTS, NBYTES = 3, 512 << 20
-RUNS = 10 if os.environ.get("FAULTS") == "long" else 2
+RUNS = 10 if os.environ.get("FAULTS") == "long" else 1
 BOUND_S = NBYTES / 100e6  # docs/client.md: at most a second per 100 MB
 NEXT_S = 0.3  # of noise, on a machine that has other work
 

@@ -26,14 +26,10 @@ POINTS = tuple(
 )
 SHORT = {
     "stage.segment-received": "a",
-    "stage.before-staged-told": "b",
     "encode.half-pulled": "c",
-    "encode.before-seal": "a",
     "encode.after-seal": "d",
     "drain.half-written": "b",
-    "commit.after-vote": "c",
     "commit.before-rename": "a",
-    "commit.after-parent-sync": "a",
 }
 ONLY_COORDINATOR = {p for p in POINTS if p.startswith("commit.") and "vote" not in p and "durable-told" not in p}
 CASES = [

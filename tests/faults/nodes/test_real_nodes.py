@@ -15,6 +15,7 @@ from ckptd.shared.protocol.messages import Milestone, SlotGranted
 from tests import pythons
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
+LONG = os.environ.get("FAULTS") == "long"
 SMALL = Shape(nodes=2, set_size=2, nbytes=64 << 10, patience_s=60.0, peer_timeout_s=2.0)
 
 
@@ -86,7 +87,7 @@ def test_a_rank_stages_in_no_slot_that_it_has_given_back(memory, tmp_path):
         job.reach(KEPT + 1, Milestone.STAGED)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *([signal.SIGINT] if LONG else [])])
 def test_nothing_is_left_of_what_is_interrupted(memory, tmp_path, number):
     command = [sys.executable, "-m", "bench.nodes", "2", "--set-size", "2", "--mib", "1", "--idle", "60"]
     command += ["--memory", str(memory), "--store", str(tmp_path)]

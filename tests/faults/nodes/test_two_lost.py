@@ -11,6 +11,8 @@ from tests.faults.nodes.clusters import Cluster, a_cluster
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-two")]
 
+LONG = os.environ.get("FAULTS") == "long"
+
 
 @pytest.fixture(name="four", scope="module")
 def fixture_four(zygote):
@@ -19,7 +21,7 @@ def fixture_four(zygote):
         yield cluster
 
 
-@pytest.mark.parametrize("lost", ["ac", "bd"])
+@pytest.mark.parametrize("lost", ["ac", "bd"] if LONG else ["ac"])
 @pytest.mark.parametrize("scheme", ["double", "xor"])
 def test_two_nodes_lost_at_once(four: Cluster, scheme: str, lost: str):
     job = f"two-{scheme}-{lost}"
@@ -65,9 +67,14 @@ def test_two_lost_under_xor_with_nothing_on_the_store_falls_back_to_what_is_ther
     four.end(ranks)
 
 
-@pytest.mark.parametrize(
-    "point", ["rebuild.slot-made", "rebuild.half-pulled", "rebuild.before-seal", "rebuild.after-seal"]
-)
+REBUILDS = [
+    "rebuild.half-pulled",
+    "rebuild.before-seal",
+    *(["rebuild.slot-made", "rebuild.after-seal"] if LONG else []),
+]
+
+
+@pytest.mark.parametrize("point", REBUILDS)
 def test_the_node_that_rebuilds_is_lost_too(four: Cluster, point: str):
     ranks = four.ranks("abcd", point)
     ranks.connect()
@@ -90,7 +97,7 @@ def test_the_node_that_rebuilds_is_lost_too(four: Cluster, point: str):
     four.end(ranks)
 
 
-@pytest.mark.parametrize("scheme", ["double", "xor"])
+@pytest.mark.parametrize("scheme", ["double", "xor"] if LONG else ["double"])
 def test_a_node_is_lost_of_which_a_rebuild_takes_bytes(four: Cluster, scheme: str):
     """Under double the second loss is made good too; under xor the lost ones come from the store."""
     job = f"source-{scheme}"
@@ -120,7 +127,10 @@ def test_a_node_is_lost_of_which_a_rebuild_takes_bytes(four: Cluster, scheme: st
     four.end(ranks)
 
 
-@pytest.mark.parametrize("point", ["commit.before-manifest", "commit.before-rename", "commit.after-rename"])
+COMMITS = ["commit.before-rename", *(["commit.before-manifest", "commit.after-rename"] if LONG else [])]
+
+
+@pytest.mark.parametrize("point", COMMITS)
 def test_others_finish_the_commit_of_a_coordinator_that_is_lost(four: Cluster, tmp_path, point: str):
     """What all voted for becomes durable, and ranks of the node that did it are told."""
     marker = str(tmp_path / "marker")

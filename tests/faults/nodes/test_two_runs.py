@@ -18,11 +18,12 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_gro
 
 STEPS = 3
 OTHER_STORE = r"store id|another store|not the store"
+on_two = pytest.mark.parametrize("cluster", ["ab"], indirect=True)
 
 
 @pytest.fixture(name="cluster")
-def fixture_cluster(zygote):
-    with a_cluster(zygote, CKPTD_REDUNDANCY="none") as cluster:
+def fixture_cluster(zygote, request):
+    with a_cluster(zygote, getattr(request, "param", "abcd"), CKPTD_REDUNDANCY="none") as cluster:
         yield cluster
 
 
@@ -116,6 +117,7 @@ def listed(world: World) -> list[dict]:
 # --- a store has an id
 
 
+@on_two
 def test_no_store_is_made_silently_where_an_arena_remembers_another_one(world: World):
     durable_run(world, "ab")
     world.unmount()
@@ -138,6 +140,7 @@ def test_a_node_without_memory_that_joins_one_with_memory_makes_no_store_either(
     assert re.search(OTHER_STORE, said), said
 
 
+@on_two
 def test_a_store_id_that_is_asked_for_and_is_not_there_is_an_error(world: World):
     asked = "00112233445566778899aabbccddeeff"
     run = world.start("ab", store_id=asked)
@@ -147,6 +150,7 @@ def test_a_store_id_that_is_asked_for_and_is_not_there_is_an_error(world: World)
     assert os.listdir(world.cluster.store) == [], "a store was made, under another id than was asked for"
 
 
+@on_two
 def test_a_manifest_remembers_its_store_when_no_memory_does(world: World):
     """The job's directory lies on a store that is not the one where it was written, and all nodes are new."""
     durable_run(world, "ab")
@@ -158,6 +162,7 @@ def test_a_manifest_remembers_its_store_when_no_memory_does(world: World):
     assert re.search(OTHER_STORE, said), said
 
 
+@on_two
 def test_a_job_goes_on_only_on_the_store_that_it_is_saved_to_whatever_its_daemons_forgot(world: World):
     """Another store is mounted there, and all daemons are killed: nobody who connects is there to be warned."""
     run = world.start("ab", steps=STEPS, until="durable")
@@ -180,6 +185,7 @@ def status_of(world: World, node: str) -> dict:
     return json.loads(said)
 
 
+@on_two
 def test_a_first_store_on_tmpfs_is_made_with_a_warning_that_names_its_device_and_mount(cluster):
     with tempfile.TemporaryDirectory(prefix="ckptd-test-", dir="/dev/shm") as directory:
         run = first_run_on(World(cluster), os.path.join(directory, "store"))
@@ -187,6 +193,7 @@ def test_a_first_store_on_tmpfs_is_made_with_a_warning_that_names_its_device_and
         assert "/dev/shm" in run, run
 
 
+@on_two
 def test_a_first_store_on_the_root_file_system_is_made_with_a_warning_that_names_its_device(cluster):
     if os.stat(cluster.directory).st_dev != os.stat("/").st_dev:
         pytest.skip("temporary files are not on the root file system")
@@ -211,6 +218,7 @@ def device_of(mount: str) -> str:
         return next(words[0] for words in map(str.split, file) if words[1] == mount)
 
 
+@on_two
 def test_the_first_run_on_a_new_store_works_and_so_does_the_second(world: World):
     assert world.start("ab", steps=1, until="durable").verdict.kind == "none"
     world.end()
