@@ -14,7 +14,7 @@ from tests.faults.ranks import told
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 
 SAVES = 200
-TENSORS = 5000
+TENSORS = 2000
 OF_A_TRAINING = 64  # descriptors that it may have
 OF_A_DAEMON = 256
 LIMIT_MB = 6  # of growth over SAVES; each save is of 8 MB

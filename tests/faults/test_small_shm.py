@@ -12,8 +12,10 @@ from tests.faults.ranks import MB, Rank, RankError, Ranks, told
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60), needs_root]
 
+LONG = os.environ.get("FAULTS") == "long"
 SHM_NBYTES = 64 * MB
 OVER = ("failed", "skipped")  # on this side, then for all ranks
+HOW = ("at once", "others take what is free", "by prepare", "the daemon restarts")
 FITS, TOO_LARGE = 8 * MB, 40 * MB  # three slots of each; one of the latter would fit
 
 
@@ -99,8 +101,9 @@ def test_a_state_that_outgrows_the_memory_leaves_the_last_checkpoint_alone(node)
         assert (found["step"], found["intact"]) == (1, True)
 
 
-@pytest.mark.parametrize("how", ["at once", "others take what is free", "by prepare", "the daemon restarts"])
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    ("world", "how"), [(1, how) for how in HOW] + [(2, how) for how in HOW if LONG or how == HOW[0]]
+)
 def test_sizes_that_fitted_before_a_state_that_was_too_large_fit_again(node, how, world):
     fits = FITS // world
     with Ranks(node, world, nbytes=fits) as ranks:

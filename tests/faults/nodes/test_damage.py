@@ -10,6 +10,9 @@ from tests.cluster import Node, wait_for
 from tests.faults.nodes.clusters import KB, Cluster, Ranks, a_cluster
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-damage")]
+
+LONG = os.environ.get("FAULTS") == "long"
+SCHEMES = ["xor", "double"] if LONG else ["xor"]
 SIZES = (256 * KB, 512 * KB, 128 * KB, 300 * KB)
 
 
@@ -66,7 +69,7 @@ def restored(four: Cluster, job: str, scheme: str) -> tuple[list[str], str]:
     return [f["tier"] for f in found], "\n".join(note for f in found for note in f["notes"])
 
 
-@pytest.mark.parametrize("scheme", ["xor", "double"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_in_a_slot_that_is_read_back_it_is_repaired_from_parity(four: Cluster, scheme: str):
     job = f"own-{scheme}"
     ranks = protected(four, job, scheme)
@@ -104,7 +107,7 @@ def test_in_a_slot_while_it_is_encoded_it_never_reaches_parity(four: Cluster):
     four.end(ranks)
 
 
-@pytest.mark.parametrize("scheme", ["xor", "double"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("where", ["slot", "parity"])
 def test_in_what_a_rebuild_needs(four: Cluster, scheme: str, where: str):
     job = f"source-{where}-{scheme}"

@@ -10,6 +10,7 @@ from tests.faults.nodes.clusters import Cluster
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-files")]
 
+LONG = os.environ.get("FAULTS") == "long"
 NAMES = "abcd"
 
 
@@ -34,7 +35,7 @@ def names_of(ranks):
     return {f"empty_{rank}" for rank in ranks} | {f"state_{rank}.pt" for rank in ranks}
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", [True, False] if LONG else [False])
 def test_files_of_all_nodes_are_published(four: Cluster, whole: bool):
     """All at once by the node that commits; beside other files each node puts what its own ranks have named."""
     out = os.path.join(four.directory, f"out-{whole}")
