@@ -1,6 +1,7 @@
 """Hypothesis profiles: the default keeps `make test` quick, HYPOTHESIS_PROFILE=long searches for hours.
 
 And the order of the files: those that take longest come first, so that no worker is left with one at the end. And
+the order in which workers collect: each begins elsewhere, so that none rewrites the asserts of all files. And
 the groups: tests that share what a fixture of a module makes run in one worker, so that it is made once, and so do
 those of a short file, so that the workers are not handed thousands of pieces. And
 SHARE=K/N: the K-th of N shares of the tests, K counted on beyond N.
@@ -35,7 +36,7 @@ gc.disable()  # until all tests are collected: each collection of garbage looks 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Longest files first; within a file, and among the others, as they were; users of a module's fixture together."""
+    """Longest files first, the others by name; within a file as they were; users of a module's fixture together."""
     number, _, shares = os.environ.get("SHARE", "").partition("/")
     if shares:
         chosen = int(number) % int(shares)
@@ -43,12 +44,27 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % int(shares) == chosen]
     seconds = durations.longest()
-    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0.0))
+    items.sort(key=lambda item: (-seconds.get(_file_of(item), 0.0), _file_of(item)))
     for item in items:
-        path = item.nodeid.partition("::")[0]
+        path = _file_of(item)
         together = seconds.get(path, 0.0) < _SHORT_S or _shares_a_fixture(item)
         if together and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(path))
+
+
+def _file_of(item):
+    return item.nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """A worker's own turn through each directory: what it rewrites, the others find kept when they come there."""
+    report = yield
+    number, count = (os.environ.get(f"PYTEST_XDIST_WORKER{word}", "") for word in ("", "_COUNT"))
+    if count and isinstance(collector, pytest.Directory):
+        begin = len(report.result) * int(number.removeprefix("gw")) // int(count)
+        report.result = report.result[begin:] + report.result[:begin]
+    return report
 
 
 def _shares_a_fixture(item):
@@ -59,12 +75,11 @@ def _shares_a_fixture(item):
 
 
 def pytest_collection_finish(session):
-    """The tests stay to the end: no later collection of garbage looks at them, and no fork copies them for it."""
+    """What is here stays to the end: no collection of garbage looks at it, and no fork copies it for that."""
     if getattr(session.config.option, "loadgroup", False):
         alone = [i.nodeid for i in session.items if i.get_closest_marker("xdist_group") and "@" not in i.nodeid]
         assert not alone, f"this pytest and this pytest-xdist do not keep groups together: {alone[:3]}"
     if "torch" in sys.modules:  # a thread that waits for another's part of a small tensor spins
         sys.modules["torch"].set_num_threads(1)
-    gc.collect()
     gc.freeze()
     gc.enable()

@@ -7,7 +7,6 @@ all of them are in the file that ``DURATIONS`` names, one test a line: core seco
 
 import collections
 import contextlib
-import glob
 import os
 import re
 import resource
@@ -25,6 +24,7 @@ _SHOWN = 15
 _PROPERTY = "costs"
 _starts = [0]
 _below: set[int] = set()  # processes
+_ended: list[float] = []  # core seconds at the end of the last test, which is the beginning of the next one
 
 
 def _count_start(event: str, _arguments: tuple[Any, ...]) -> None:
@@ -45,7 +45,7 @@ def _living() -> int:
     while pids := _below - looked:
         for pid in pids:
             try:
-                with open(f"/proc/{pid}/stat", "rb") as file:
+                with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
                     ticks += sum(map(int, file.read().rpartition(b")")[2].split()[11:15]))
                 _below.update(_children(pid))
             except OSError:
@@ -55,21 +55,25 @@ def _living() -> int:
 
 
 def _children(pid: int) -> list[int]:
+    found: list[int] = []
     with contextlib.suppress(OSError):
-        return [int(word) for path in glob.glob(f"/proc/{pid}/task/*/children") for word in _words(path)]
-    return []
-
-
-def _words(path: str) -> list[str]:
-    with open(path, encoding="ascii") as file:
-        return file.read().split()
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file:
+                found += map(int, file.read().split())
+    return found
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Any:
     """Costs of a test with its fixtures; a fixture of many tests is the cost of the first and the last of them."""
-    began, used, starts = time.monotonic(), _used(), _starts[0]
-    item.user_properties.append((_PROPERTY, lambda: (_used() - used, time.monotonic() - began, _starts[0] - starts)))
+    began, starts = time.monotonic(), _starts[0]
+    used = _ended.pop() if _ended else _used()
+
+    def costs() -> tuple[float, float, int]:
+        _ended[:] = [_used()]
+        return _ended[0] - used, time.monotonic() - began, _starts[0] - starts
+
+    item.user_properties.append((_PROPERTY, costs))
     return (yield)
 
 
