@@ -6,7 +6,7 @@ import pathlib
 import shutil
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptd
@@ -95,7 +95,7 @@ def test_cut_at_every_length(parts, name):
 def test_cut_seals_are_free_and_cut_metadata_is_strange(parts):
     seal, metadata = parts["seal"][0], parts["metadata"][0]
     assert all(slot.decode_seals(seal[:n].ljust(8192, b"\0"))[2] == slot.Seal() for n in range(4080, 4096))
-    assert all(stranger_in(metadata[:n]) for n in range(len(metadata)))
+    assert all(stranger_in(metadata[:n]) for n in range(0, len(metadata), 7))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -140,13 +140,14 @@ leaf_bodies = st.recursive(
 )
 
 
-FIELDS = [
+FIELDS = [  # an example is a whole checkpoint, read twice
     *(("plan", name) for name in ("version", "tensors", "paths")),
     *(("form", name) for name in ("version", "count", "meshes", "ranks", "placements")),
     *(("own", name) for name in ("version", "rank", "header_nbytes", "image_nbytes", "aliases", "places", "plan_id")),
 ]
 
 
+@settings(max_examples=max(15, settings.default.max_examples // 3))
 @given(st.sampled_from(FIELDS), leaf_bodies)
 def test_fields_of_other_kinds_reach_the_reader(sound, tmp_path_factory, field, value):
     """Through read_checkpoint and verify, digests made right: as an attacker would do it, value by value."""

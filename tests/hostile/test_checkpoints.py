@@ -21,6 +21,8 @@ READERS = {
     "load": LOAD, "load_two": LOAD, "load_from": LOAD, "plugin": LOAD, "verify": VERIFY, "list": LIST,
     "export": EXPORT, "export_dcp": EXPORT, "rebuild": REBUILD,
 }  # fmt: skip
+LONG = os.environ.get("FAULTS") == "long"
+ALIKE = {"load_two", "export_dcp"}  # load and export up to where they read values: some cases are enough
 SETS = {"one file": CASES, "boxes": PART_CASES}
 
 
@@ -81,10 +83,11 @@ def word_of(reader, case):
 
 @pytest.mark.parametrize("reader", READERS)
 def test_every_case_is_refused_by_name(reader, chosen, sound, forged, marker):
-    first, *others = answers(reader, chosen, [sound, *forged.values()], marker)
+    cases = list(SETS[chosen].items())[:: 4 if reader in ALIKE and not LONG else 1]
+    first, *others = answers(reader, chosen, [sound, *(forged[name] for name, _ in cases)], marker)
     assert first["kind"] == "", first
     wrong = []
-    for (name, case), found in zip(SETS[chosen].items(), others, strict=True):
+    for (name, case), found in zip(cases, others, strict=True):
         told = f"{name}: {found['kind']} {found['text'][:300]}"
         if found["kind"] not in ("", "CkptdError") or found["seconds"] > 10:
             wrong.append(f"not an error of ours: {told} after {found['seconds']:.1f} s")

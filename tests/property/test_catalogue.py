@@ -293,4 +293,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestCatalogue = Machine.TestCase
-TestCatalogue.settings = settings(max_examples=20000 if LONG else 400, stateful_step_count=80 if LONG else 40)
+TestCatalogue.settings = settings(max_examples=20000 if LONG else 130, stateful_step_count=80 if LONG else 40)

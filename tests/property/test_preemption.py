@@ -119,7 +119,7 @@ class Daemons:
         self.queues["coordinator"].append((name, self.notices[name].heard(read)))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     homes=st.lists(st.integers(0, 2), min_size=1, max_size=5),
     stride=st.sampled_from([1, 1, 7]),
