@@ -19,9 +19,8 @@ LONG = os.environ.get("FAULTS") == "long"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ALL = list(itertools.product(OPTIMIZERS, FAMILIES, DTYPES, (0, 2)))
 SOME = [
-    (kind, [*FAMILIES][(number + turn) % len(FAMILIES)], dtype, 2 * ((number + turn) % 2))
+    (kind, [*FAMILIES][number % len(FAMILIES)], [*DTYPES][number % 2], 2 * (number // 2 % 2))
     for number, kind in enumerate(OPTIMIZERS)
-    for turn, dtype in enumerate(DTYPES)
 ]
 
 
