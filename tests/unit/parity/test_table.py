@@ -1,7 +1,6 @@
 """A digest table that is made on the way is the one that is made at the end, however the bytes come."""
 
-import random
-
+import numpy as np
 import pytest
 
 from ckptd.parity.table import Table
@@ -9,7 +8,7 @@ from ckptd.shared.format.digest import BLOCK_NBYTES, blocks, digest
 from ckptd.shared.format.integrity import XXH3, Integrity, Keyed, Purpose
 
 NBYTES = 2 * BLOCK_NBYTES + 12_345
-DATA = memoryview(random.Random(3).randbytes(NBYTES + 5000))  # the tail of a slot lies beyond
+DATA = memoryview(np.random.default_rng(3).bytes(NBYTES + 5000))  # the tail of a slot lies beyond
 WANTED = b"".join(digest(DATA[start:stop]) for start, stop in blocks(NBYTES))
 
 

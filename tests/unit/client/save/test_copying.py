@@ -6,6 +6,7 @@ import os
 import random
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,7 +32,7 @@ SIZES = (
     2 * BLOCK_NBYTES - 1, 2 * BLOCK_NBYTES, 2 * BLOCK_NBYTES + 1,
 )  # fmt: skip
 CUTS = (1, 7, PAGE - 1, PAGE + 1, BLOCK_NBYTES - PAGE, BLOCK_NBYTES - 3, BLOCK_NBYTES + 5, 2 * BLOCK_NBYTES - 1)
-DATA = random.Random(5).randbytes(2 * BLOCK_NBYTES + 1)
+DATA = np.random.default_rng(5).bytes(2 * BLOCK_NBYTES + 1)
 
 
 def layout_of(nbytes):
