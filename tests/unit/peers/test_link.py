@@ -142,7 +142,7 @@ def disturb(world, what, n):
             world.arrive(n % len(world.air), keep=what == "repeat")
 
 
-@settings(max_examples=max(300, settings.default.max_examples))
+@settings(max_examples=max(100, settings.default.max_examples))
 @given(STEPS)
 def test_in_order_once_or_up_again(steps):
     world = World()

@@ -206,18 +206,18 @@ def test_boxes_of_more_dimensions_than_any_state_has_are_refused_as_they_come(mo
 
 
 def test_of_forms_no_more_are_kept_than_a_bound_of_bytes(monkeypatch):
-    monkeypatch.setattr(packed_layout, "_MOST_FORMS_NBYTES", 1 << 20)
+    monkeypatch.setattr(packed_layout, "_MOST_FORMS_NBYTES", 1 << 17)
     known = Known()
     first = many_empty(10, 1, files=1, steps=[1] * 10)
     kept = known.form(first.form, "x")
     assert known.form(first.form, "x") is kept
     plan = known.plan(first.plan, "x")
-    for count in range(20_000, 20_020):
+    for count in range(2_500, 2_520):
         known.form(many_empty(count, 0, files=1, steps=[1] * count).form, "x")
     assert known.form(first.form, "x") is not kept
     assert known.plan(first.plan, "x") is plan
-    assert known._nbytes <= 1 << 20
-    huge = many_empty(300_000, 0, files=1, steps=[1] * 300_000).form
+    assert known._nbytes <= 1 << 17
+    huge = many_empty(40_000, 0, files=1, steps=[1] * 40_000).form
     assert known.form(huge, "x") is not known.form(huge, "x")
 
 
