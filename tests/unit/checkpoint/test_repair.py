@@ -116,7 +116,7 @@ def test_the_files_of_every_node_that_the_scheme_bears(tmp_path, arenas, sizes, 
 
 def test_large_images_are_mended_block_by_block(tmp_path, arenas):
     """Bits in different images and in parity: more files than the scheme bears, but nowhere two of a group."""
-    sizes = [[2 * BLOCK_NBYTES + 5 * MIB], [2 * BLOCK_NBYTES + 3], [BLOCK_NBYTES + 9]]
+    sizes = [[BLOCK_NBYTES + 5 * MIB], [BLOCK_NBYTES + 4099], [BLOCK_NBYTES + 9]]
     final = Made(tmp_path, arenas, sizes).commit()
     before = files_of(final)
 

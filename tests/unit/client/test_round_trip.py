@@ -499,7 +499,7 @@ def test_prepare_costs_nothing_twice_and_the_first_save_needs_no_plan(join):
 
 def test_a_load_right_after_a_large_save_waits_for_its_digests(join):
     client = join(drain_every=100)
-    state = {"w": torch.zeros(256 << 20, dtype=torch.uint8)}
+    state = {"w": torch.zeros(128 << 20, dtype=torch.uint8)}
     for step in range(3):
         state["w"].fill_(step)
         client.save(state, step)

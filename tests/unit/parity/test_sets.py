@@ -70,7 +70,7 @@ SIZES = [
     [[0], [0]],
     [[], [], []],
     [[3 * MIB], [3 * MIB]],
-    [[BLOCK_NBYTES + 5, 2 * BLOCK_NBYTES], [3 * BLOCK_NBYTES + 77], [BLOCK_NBYTES]],
+    [[BLOCK_NBYTES + 5, BLOCK_NBYTES], [2 * BLOCK_NBYTES + 77], [BLOCK_NBYTES]],
     [[9 * 4096 + 1]] * 8,
 ]
 

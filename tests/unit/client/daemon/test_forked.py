@@ -14,6 +14,7 @@ from ckptd_client import Client, SaveHandle, UsageError
 from ckptd_client.dcp import CkptdStager, CkptdWriter
 from tests.cluster import wait_for
 
+LONG = os.environ.get("FAULTS") == "long"
 SECONDS = 10  # then a child is killed
 
 REFUSED = {  # what needs the daemon, other ranks or the slots
@@ -109,7 +110,7 @@ def test_what_needs_the_daemon_is_refused_by_pid_with_what_to_type(saved, busy):
     client, handle, state = saved
     calls = REFUSED | {f"handle.{name}": call for name, call in OF_HANDLES.items()} | OTHERS
     with waiting(client) if busy else contextlib.nullcontext():
-        for name, call in calls.items():
+        for name, call in list(calls.items())[:: 1 if busy or LONG else 4]:
             began = time.monotonic()
             told = in_child(lambda call=call: call(client, handle, state))
             assert time.monotonic() - began < 5, name

@@ -14,6 +14,8 @@ from ckptd_client._daemon.siblings import cause_of, sibling
 
 LATER_S = 2.5  # ranks start at once
 
+pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # it has threads, and forks
+
 
 def _hold(path, held):
     file = locks.take(path)
@@ -29,8 +31,8 @@ def _ask(path, ready, answers):
 
 @pytest.fixture(name="ranks")
 def fixture_ranks():
-    """Starts processes by multiprocessing, as torch.multiprocessing.spawn does."""
-    context, begun = multiprocessing.get_context("spawn"), []
+    """Starts processes by multiprocessing, as torch.multiprocessing does; by fork, which imports nothing again."""
+    context, begun = multiprocessing.get_context("fork"), []
 
     def begin(target, *args):
         process = context.Process(target=target, args=args)

@@ -9,6 +9,7 @@ import pytest
 
 from ckptd.shared.base.ids import SaveId
 from ckptd_client.integrations._kit.latch import Latch, await_latch
+from tests import forks
 from tests.runs import RUN
 
 SAVE = SaveId(3, 1, 100, RUN)
@@ -22,11 +23,11 @@ def _hold(pipe):
     time.sleep(60)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("context", [multiprocessing.get_context("fork"), forks.context], ids=["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_who_waits_for_a_latch_is_released_when_it_opens(method):
+def test_who_waits_for_a_latch_is_released_when_it_opens(context):
     latch = Latch()
-    waiting = multiprocessing.get_context(method).Process(target=await_latch, args=latch.place)
+    waiting = context.Process(target=await_latch, args=latch.place)
     waiting.start()
     waiting.join(3)
     assert waiting.is_alive()
@@ -37,12 +38,9 @@ def test_who_waits_for_a_latch_is_released_when_it_opens(method):
 
 
 def test_who_waits_for_a_latch_is_released_when_its_holder_is_killed():
-    context = multiprocessing.get_context("spawn")
-    mine, theirs = context.Pipe()
-    holder = context.Process(target=_hold, args=(theirs,))
-    holder.start()
-    waiting = context.Process(target=await_latch, args=mine.recv())
-    waiting.start()
+    mine, theirs = forks.context.Pipe()
+    holder = forks.start(_hold, theirs)
+    waiting = forks.start(await_latch, *mine.recv())
     waiting.join(3)
     assert waiting.is_alive()
     os.kill(holder.pid, signal.SIGKILL)

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from ckptd.checkpoint.verify import verify_path
 from ckptd_client._save import plans
 
-LEAVES = 100_000 if os.environ.get("FAULTS") == "long" else 3000
+LEAVES = 100_000 if os.environ.get("FAULTS") == "long" else 1000
 OF_A_LEAF = 4  # elements
 US_PER_LEAF = 4000  # of a processor's time, for a plan, two saves and two loads; ten times what it takes
 
