@@ -18,9 +18,11 @@ from tests import states
 from tests.simulation import effects, growth
 from tests.simulation.run import BrokenError, play
 
-SHORT = {1: range(10), 3: range(14), 4: range(100, 110), 8: range(200, 206)}
+LONG = {1: range(10), 3: range(14), 4: range(100, 110), 8: range(200, 206)}
+SHORT = {1: range(4), 3: range(8), 4: (100, 102, 106), 8: (200, 204)}  # without a guard of the core some fail
 RARE_SEEDS = range(10)
-CASES = [(nodes, seed) for nodes, seeds in SHORT.items() for seed in seeds]
+PLAYS = LONG if os.environ.get("FAULTS") == "long" else SHORT
+CASES = [(nodes, seed) for nodes, seeds in PLAYS.items() for seed in seeds]
 
 
 @pytest.mark.parametrize(("nodes", "seed"), CASES)
@@ -98,17 +100,17 @@ def never_drains(self, now):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "broken", "notices"),
+    ("nodes", "broken", "notices"),
     [
-        (JobNode, "collect", frees_at_once, "was given up|slot"),
-        (ParityScheduler, "advance", says_protected_at_once, "protected"),
-        (Saves, "start_drain", never_drains, "does not reach its milestones"),
+        (3, (JobNode, "collect", frees_at_once), "was given up|slot"),
+        (3, (ParityScheduler, "advance", says_protected_at_once), "protected"),
+        (1, (Saves, "start_drain", never_drains), "does not reach its milestones"),  # it is given most of an hour
     ],
 )
-def test_a_core_that_breaks_a_promise_is_caught(monkeypatch, owner, name, broken, notices):
-    monkeypatch.setattr(owner, name, broken)
+def test_a_core_that_breaks_a_promise_is_caught(monkeypatch, nodes, broken, notices):
+    monkeypatch.setattr(*broken)
     with pytest.raises(BrokenError, match=notices):
-        play(1, nodes=3, scheme="xor", seconds=20.0, fault_every_s=0.0)
+        play(1, nodes=nodes, scheme="xor", seconds=20.0, fault_every_s=0.0)
 
 
 def finds_no_difference(shares):
@@ -164,7 +166,7 @@ def test_replicas_whose_tensors_lie_otherwise_now_pull_all_images_from_memory():
 
 
 def test_a_failure_says_how_to_play_it_again(monkeypatch):
-    monkeypatch.setattr(Saves, "start_drain", never_drains)
+    monkeypatch.setattr(JobNode, "collect", frees_at_once)
     with pytest.raises(BrokenError) as raised:
         play(3, nodes=3, seconds=20.0, fault_every_s=0.0)
     assert "tests.simulation.replay 3 --nodes 3 --seconds 20 --fault-every 0" in str(raised.value)

@@ -1,5 +1,6 @@
 """An hour of saving to a store that is ten times too slow; ``python -m tests.simulation.slow_store`` plays many."""
 
+import os
 from collections import Counter
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from tests.simulation.arena import Arena
 from tests.simulation.ranks import CAPACITY
 from tests.simulation.slow_store import HOURS, Hour, play
 
+LONG = os.environ.get("FAULTS") == "long"
 SHORT = Hour(seconds=600.0)
 
 
@@ -41,7 +43,10 @@ def test_drains_by_the_clock_keep_the_saves_between_them():
     assert len(report.durable) >= 3
 
 
-@pytest.mark.parametrize("name", ["a tenth with drain=True", "silent for 15 minutes", "failing for 45 minutes"])
+WORSE = ["a tenth with drain=True", "silent for 15 minutes", "failing for 45 minutes"]
+
+
+@pytest.mark.parametrize("name", WORSE if LONG else WORSE[1:])
 def test_a_store_that_is_worse_still_costs_drains_and_not_checkpoints(name):
     report = play(replace(HOURS[name], nodes=2))
     assert report.saves > 90  # of 120: which ones find no slot is the seed's
@@ -68,7 +73,7 @@ def test_an_arena_that_is_too_small_holds_no_byte_too_many_and_each_save_learns_
 
 
 def test_steps_that_are_kept_for_good_stay_whatever_is_newer():
-    hour = replace(SHORT, seconds=1800.0, cadence=Cadence(steps=250), keep_every=250, every_s=10.0)
+    hour = replace(SHORT, nodes=2, seconds=1800.0, cadence=Cadence(steps=250), keep_every=250, every_s=10.0)
     steps = [save.step for save in play(hour).durable]
     assert len(steps) > 3
     assert all(step % 250 == 0 for step in steps[:-3])
@@ -124,4 +129,4 @@ def test_a_core_that_breaks_this_is_caught(monkeypatch, broken, notices):
 def test_a_status_that_forgets_saves_is_caught(monkeypatch):
     monkeypatch.setattr(JobState, "ends", property(lambda self: Counter(r.end for r in self.records.values() if r.end)))
     with pytest.raises(AssertionError, match="the status tells of"):
-        play(Hour())
+        play(Hour(nodes=2))
