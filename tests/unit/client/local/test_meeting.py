@@ -54,6 +54,7 @@ print(f"rank {rank} is good", flush=True)
 if dist.is_initialized():
     dist.destroy_process_group()
 """
+LONG = os.environ.get("FAULTS") == "long"
 WORLD = 3
 CASES = [
     ("gloo", "0", "ranks 1-2", 7.0),
@@ -66,6 +67,7 @@ CASES = [
     ("mpiexec", "0,2", "rank 1", 3.0),
     ("mpiexec", "1,2", "rank 0", 3.0),
 ]
+SOME = [CASES[number] for number in (0, 4, 5, 7)]  # each way but a file, which is a process group like another
 
 
 def free_port() -> str:
@@ -106,7 +108,7 @@ def launched(node: Node, how: str, *arguments: str) -> tuple[str, str]:
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize(("how", "comers", "missing", "seconds"), CASES)
+@pytest.mark.parametrize(("how", "comers", "missing", "seconds"), CASES if LONG else SOME)
 def test_those_that_came_name_those_that_did_not_and_then_all_connect(tmp_path, how, comers, missing, seconds):
     (tmp_path / "ranks.py").write_text(SCRIPT)
     (tmp_path / "store").mkdir()

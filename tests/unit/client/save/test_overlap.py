@@ -18,7 +18,7 @@ from ckptd_client import SaveFailedError, UsageError, WaitTimeoutError
 from ckptd_client._save.late.thread import Overlap
 from tests.unit.client.same import difference
 
-SAVES = 200 if os.environ.get("FAULTS") == "long" else 40
+SAVES = 200 if os.environ.get("FAULTS") == "long" else 25
 
 
 @pytest.fixture
