@@ -50,7 +50,8 @@ from ckptd.shared.format.placement import (
     position,
     strides_of,
 )
-from ckptd.shared.format.rank_members import NOBODY, check_members
+from ckptd.shared.format.rank_members import NOBODY
+from ckptd.shared.format.tensor_holders import holders_by_name
 
 _COLUMNS = 7  # of a form: tensor, whether its placement, sizes, gap, head, tail; placement of each planned tensor
 _HEADS = 4
@@ -263,7 +264,7 @@ class Known:
         """By tensor; likewise. plan: from here."""
         key = (id(plan), *sets)
         if key not in self._holders:
-            self._holders[key] = _holders_in(plan, sets, where)
+            self._holders[key] = holders_by_name([one.name for one in plan.tensors], plan.held_by, sets, where)
         return self._holders[key]
 
     def form(self, data: bytes, where: str) -> tuple[Form, list[bytes]]:
@@ -297,19 +298,6 @@ def layout_in(parts: Parts, *, where: str, known: Known) -> Layout:
         held_alike=own.held_alike, holders=known.holders(plan, own.holders, where),
     )  # fmt: skip
     return checked(layout, where)
-
-
-def _holders_in(plan: Plan, sets: Sequence[bytes], where: str) -> dict[str, bytes]:
-    """By tensor. Raises DamagedError."""
-    if len(plan.held_by) not in {0, len(plan.tensors)} or max(plan.held_by, default=0) > len(sets):
-        raise DamagedError(f"{where}: layout: tensors of holders that are none of its {len(sets)} sets")
-    for members in sets:
-        try:
-            check_members(members)
-        except ValueError as error:
-            raise DamagedError(f"{where}: layout: {error}") from error
-    named = zip(plan.tensors, plan.held_by, strict=False)
-    return {one.name: sets[number - 1] for one, number in named if number}
 
 
 class Glance(NamedTuple):
