@@ -28,6 +28,7 @@ from ckptd.shared.format.stored_records import StoredRecords
 from ckptd.store.posix.commit import commit
 from ckptd.store.posix.scan import Place
 from ckptd.system.files import FileLayer
+from ckptd_client import MismatchError
 from ckptd_client._image import plan
 from ckptd_client._image.plan import gather, make_plan
 from ckptd_client._load import needed, stored_fit
@@ -312,3 +313,19 @@ def test_rows_that_replicas_divided_are_read_of_each_of_them(tmp_path):
 
     final = write(tmp_path / "s", 4, saved, replicated=())
     load(final, 1, 2, lambda _: ({"w": torch.zeros(8, 2)}, {"w": values("w", (8, 2))}))
+
+
+def test_a_name_that_two_parts_of_a_job_hold_is_sought_in_all_records(tmp_path):
+    """One layout names the ranks of its own part alone: the tensor of the other part would not be looked at."""
+
+    def saved(rank):
+        tensor, _ = spread("w", (8, 3), [0, 1] if rank < 2 else [2, 3], (2,), [0])
+        tensor.to_local().add_(rank // 2 * 0.5)
+        return {"w": tensor}
+
+    def blank(_rank):
+        return {"w": spread("w", (8, 3), [0, 1], (2,), [0], empty=True)[0]}, {}
+
+    final = write(tmp_path / "store", 4, saved, replicated=())
+    with pytest.raises(MismatchError, match="is one tensor on ranks 0 to 1, and another on ranks 2 to 3"):
+        load(final, 0, 2, blank)
