@@ -3,7 +3,7 @@
 from tests.guards.guard import Edit, Guard
 
 _CLIENT = "client/ckptd_client/"
-_HOLDERS = "tests/unit/client/load/test_holders.py::"
+_HOLDERS = "tests/unit/client/load/test_twins.py::"
 _STAGES = "tests/interop/test_stages.py::"
 
 

@@ -60,7 +60,7 @@ def test_other_figures_make_another_page_and_charts(data, tmp_path):
 
 def test_constants_are_those_of_the_code():
     found = constants.measure([4], Stated(tensors=20), nbytes=8 << 20, repeat=1)
-    assert 1e-6 < found.packet_out_s < found.packet_in_s < 1e-2
+    assert all(1e-6 < seconds < 1e-2 for seconds in (found.packet_out_s, found.packet_in_s))
     assert 0 < found.encode_byte_s < found.decode_byte_s < 1e-5
     assert all(1e8 < speed < 1e12 for speed in (found.copy_bytes_per_s, found.digest_bytes_per_s))
     assert found.pulled == pytest.approx({"xor/4": 1.0, "double/4": 2.0}, rel=0.05)

@@ -111,7 +111,7 @@ class Saves(Drains):
         return []
 
     def _disagree(self, node: str, record: Record, other: Record) -> list[Action]:
-        """All nodes are told once that both failed; one that delivers its part of them later is told again."""
+        """Orders the end of both at all nodes once, and again at a node that delivers its part of them later."""
         reason = disagreement(other, record)
         repeated = self._tell_end(record, node) if record.end and not record.staged else []
         lost = [r for r in (other, record) if not r.staged and not r.end]

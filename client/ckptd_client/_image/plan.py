@@ -236,9 +236,7 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     aliases = {flat.names[tied]: flat.names[source] for tied, source in ties if source in kept}
     held_alike = _held_alike(flat, replicas.ranks, kept - set(rows), world_size)
     untied = {i: shard for i, shard in shards.items() if i not in tied}
-    holders = {flat.names[i]: found for i, found in replicas.holders.items() if i in untied}
-    spread = _spread(image, flat, untied, replicas.ranks)
-    layout = _layout(image, flat, spread, aliases=aliases, held_alike=held_alike, holders=holders)
+    layout = _layout(image, flat, untied, replicas, aliases=aliases, held_alike=held_alike)
     return Plan(
         structure=flat.structure,
         names=flat.names,
@@ -264,11 +262,12 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     )
 
 
-def _layout(image: Image, flat: Flat, spread: Spread, **more: Any) -> bytes:
-    """The encoded layout. Raises UsageError if readers would refuse it."""
+def _layout(image: Image, flat: Flat, shards: Mapping[int, Shard], replicas: Replicas, **more: Any) -> bytes:
+    """The encoded layout. shards: of all tensors but tied ones. Raises UsageError if readers would refuse it."""
     paths = dict(zip(flat.names, flat.paths, strict=True))
-    made = make_layout(image, paths=paths, **more)
-    layout = encode_layout(made, spread)
+    holders = {flat.names[i]: found for i, found in replicas.holders.items() if i in shards}
+    made = make_layout(image, paths=paths, holders=holders, **more)
+    layout = encode_layout(made, _spread(image, flat, shards, replicas.ranks))
     check_readable(layout, made.tensors)
     return layout
 

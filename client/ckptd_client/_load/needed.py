@@ -59,8 +59,8 @@ def needed_saves(records: StoredRecords, index: RecordIndex, state: Any, group: 
     own = records[like]
     leaves = decode_leaves(own.leaves, where=records.files.where(own.name))
     sought = _Sought(index, leaves, flatten(state, is_tensor), like, named)
-    if apart := sought.apart():
-        raise OtherRanksNeededError(f"{listed(apart)}: parts of the job hold a tensor of this name each")
+    if several := sought.held_by_several():
+        raise OtherRanksNeededError(f"{listed(several)}: parts of the job hold a tensor of this name each")
     layouts = _layouts(records, sought)
     common = sought.common(group.world_size)
     if group.world_size != len(records):
@@ -105,7 +105,7 @@ class _Sought:
                 return
         yield from (Box(*chunk.box) for chunk in shard_of(value, name).chunks)
 
-    def apart(self) -> list[str]:
+    def held_by_several(self) -> list[str]:
         """The wanted names that several parts of the job hold, each part its own tensor or the same."""
         holders: dict[str, set[bytes]] = {}
         for bare in map(_without_boxes, self.kinds):

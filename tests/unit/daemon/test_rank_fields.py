@@ -11,6 +11,7 @@ import pytest
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.digest import digest
+from ckptd.shared.format.rank_members import members_of
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import Seal, SlotState, decode_seals, encode_seal
 from ckptd.shared.protocol import messages as m
@@ -140,7 +141,7 @@ def page_of(seal):
 @pytest.mark.parametrize("left", [0, 1, 20, 33, 34, 60])
 def test_a_rank_seals_nothing_that_leaves_no_room_for_the_daemons_word(left):
     """The daemon writes "digested" where the rank wrote "sealed", and a digest more: what came of that ended it."""
-    attestation = Attestation(b"\0" * 9, bytes(8), bytes(8))
+    attestation = Attestation(members_of((0, 1)), bytes(8), bytes(8))
     seal = Seal(state=SlotState.SEALED, job=JobKey("/" + "\U0001f600" * 900, "demo"), attestations=(attestation,) * 9)
     missing = ROOM - left - nbytes_of(seal)
     seal = msgspec.structs.replace(seal, job=JobKey(seal.job.store + "x" * missing, "demo"))

@@ -12,6 +12,7 @@ NAMES_BY_DIGEST = {
     "ckptd.shared.format.integrity",
     "ckptd.shared.format.arena_paths",
     "ckptd.shared.format.set_places",  # the name of a set's directory
+    "ckptd.shared.format.stored_records",  # of a manifest, for the ranks of a shared read to compare
     "ckptd_client._state.replica_slices",
     "ckptd_client._load.shared_read.found",
     "ckptd_client._load.shared_read.meeting",
