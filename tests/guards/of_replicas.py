@@ -3,7 +3,7 @@
 from tests.guards.guard import Edit, Guard
 
 _CLIENT = "client/ckptd_client/"
-_HOLDERS = "tests/unit/client/load/test_twins.py::"
+_TWINS = "tests/unit/client/load/test_twins.py::"
 _STAGES = "tests/interop/test_stages.py::"
 
 
@@ -24,21 +24,26 @@ ROWS = (
         "tests/unit/core/nodes/test_replicas.py::test_a_node_gets_the_segments_of_its_ranks_own_sets_alone",
     ),
     _row(
-        "a-tensor-of-a-part-of-the-job-is-its-holders", "ckptd/shared/format/holders.py",
+        "a-tensor-of-a-part-of-the-job-is-its-holders", "ckptd/shared/format/tensor_holders.py",
         "layout.holders.get(layout.aliases.get(name, name), NOBODY) if layout.holders else NOBODY", "NOBODY",
-        f"{_HOLDERS}test_each_rank_gets_the_tensors_of_its_stage",
-        f"{_HOLDERS}test_readers_that_know_of_no_stage_get_one_tensor_of_each_name",
-        f"{_HOLDERS}test_an_export_has_the_tensor_of_the_lowest_ranks",
+        f"{_TWINS}test_each_rank_gets_the_tensors_of_its_stage",
+        f"{_TWINS}test_readers_that_know_of_no_stage_get_one_tensor_of_each_name",
+        f"{_TWINS}test_an_export_has_the_tensor_of_the_lowest_ranks",
     ),
     _row(
         "parts-of-a-job-are-compared-before-one-counts", f"{_CLIENT}_load/fit.py",
         "            self.twins.compare(images)", "            pass",
-        f"{_HOLDERS}test_ranks_of_another_number_are_not_given_one_of_several",
+        f"{_TWINS}test_ranks_of_another_number_are_not_given_one_of_several",
     ),
     _row(
-        "a-tied-name-is-held-as-its-owner", f"{_CLIENT}_load/holders.py",
+        "a-tied-name-is-held-as-its-owner", f"{_CLIENT}_load/twins.py",
         "found[name].mine = members", "pass",
-        f"{_HOLDERS}test_a_tied_name_is_its_stages_also_on_a_rank_that_saves_nothing_of_it",
+        f"{_TWINS}test_a_tied_name_is_its_stages_also_on_a_rank_that_saves_nothing_of_it",
+    ),
+    _row(
+        "a-name-of-several-parts-is-sought-in-all-records", f"{_CLIENT}_load/needed.py",
+        "if several := sought.held_by_several():", "if several := []:",
+        "tests/unit/client/load/test_needed.py::test_a_name_that_two_parts_of_a_job_hold_is_sought_in_all_records",
     ),
     _row(
         "a-stage-shares-what-its-mesh-holds", f"{_CLIENT}_state/replicas.py",

@@ -54,7 +54,7 @@ def test_a_former_node_that_is_silent_is_still_waited_for(job):
     assert barrier(job).doubts
 
 
-def test_a_coordinator_that_restarts_hears_of_it_from_the_others(job):
+def test_a_coordinator_that_restarts_learns_of_it_from_the_others(job):
     job.add("m")
     job.cut_off("l")
     job.connect(NAMES[:-1] + "m")
