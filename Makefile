@@ -13,7 +13,7 @@ SOURCES := pyproject.toml constraints.txt
 COUNT ?= 1000
 NODES ?= 64
 SEED ?= 0
-WORKERS ?= 4
+WORKERS ?= 6
 UNIT ?= $(addprefix tests/unit/,core shared cli checkpoint/test_export.py checkpoint/test_export_zero.py checkpoint/test_verify.py parity/test_code.py parity/test_table.py) tests/property
 CLUSTER ?= long
 FORM ?= long
@@ -34,9 +34,9 @@ demo: $(TORCH) ## train, kill, restore, and compare with an undisturbed run
 	$(BIN)/ckptd demo
 
 unit: $(DEV) ## the tests that start no process and open no connection: seconds, while you write
-	$(BIN)/python -m pytest -q -n $(WORKERS) -p tests.unit.alone -m "not process" $(UNIT)
+	$(BIN)/python -m pytest -q -n 4 -p tests.unit.alone -m "not process" $(UNIT)
 
-test: $(DEV) ## every test of the short form, once; what each costs is in build/durations.tsv: WORKERS=4
+test: $(DEV) ## every test of the short form, once; what each costs is in build/durations.tsv: WORKERS=6
 	DURATIONS=build/durations.tsv $(BIN)/python -m pytest -q -n $(WORKERS) --max-worker-restart=0 --dist loadgroup --no-loadscope-reorder -p tests.durations tests
 
 longest: ## the files of build/durations.tsv that make test begins with: after make test, when tests were added
