@@ -20,7 +20,7 @@ from tests.simulation.run import BrokenError, play
 
 LONG = {1: range(10), 3: range(14), 4: range(100, 110), 8: range(200, 206)}
 SHORT = {1: range(4), 3: range(8), 4: (100, 102, 106), 8: (200, 204)}  # without a guard of the core some fail
-RARE_SEEDS = range(10)
+RARE_SEEDS = range(25, 35)  # together they reach all that is rare
 PLAYS = LONG if os.environ.get("FAULTS") == "long" else SHORT
 CASES = [(nodes, seed) for nodes, seeds in PLAYS.items() for seed in seeds]
 
@@ -160,9 +160,10 @@ def test_slices_are_restored_and_replicas_that_are_none_are_distinguished():
 
 
 def test_replicas_whose_tensors_lie_otherwise_now_pull_all_images_from_memory():
-    outcome = play(0, nodes=4, scheme="xor", seconds=60.0, fault_every_s=0.0, shared=1.0, odd=0.0, relaid=1.0)
+    outcome = play(3, nodes=4, scheme="xor", seconds=60.0, fault_every_s=0.0, shared=1.0, odd=0.0, relaid=1.0)
     assert outcome.counts["near loads"] == 1
-    assert outcome.counts["read peer, pulled"] > 0  # what they shared was not enough
+    assert outcome.counts["read peer, whole"] > 0  # what they shared was not enough
+    assert outcome.counts["reads of slices"] == outcome.counts["read peer, pulled"] > 0
 
 
 def test_a_failure_says_how_to_play_it_again(monkeypatch):
@@ -190,7 +191,7 @@ def test_every_action_of_the_core_has_an_effect():
     asynchronous = set(effects._EFFECTS)
     immediate = {
         act.ToRank, act.ToNode, act.FreeSlot, act.UnlinkSlot, act.KeepTopology, act.StopEncode, act.DropChunk,
-        act.KeepNumber, act.RememberStore, act.ForgetJob, act.MeetPeers, act.Meet, act.EndMeeting,
+        act.DropPulled, act.KeepNumber, act.RememberStore, act.ForgetJob, act.MeetPeers, act.Meet, act.EndMeeting,
         act.KeepLinks, act.Note,
     }  # fmt: skip
     off = {act.DrainParity}  # unless a daemon is told to
