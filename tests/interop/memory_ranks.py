@@ -13,19 +13,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-import ckptd_client
-from ckptd.shared.base.ids import SaveId
 from ckptd_client.dcp import CkptdReader, CkptdSavePlanner, CkptdWriter
 from tests.interop import balance_ranks, box_ranks, mesh_ranks
 from tests.interop import ranks as stock_ranks
+from tests.interop.off_store import STEP, connect, keep_off_the_store
 from tests.unit.client.same import difference
-
-STEP = 3
-
-
-def connect(job):
-    return ckptd_client.connect(job, start=False, drain_every=1000)
-
 
 # --- of each kind: a state and what it is as a whole, and the same in another layout to be filled
 
@@ -107,13 +99,6 @@ def made(kind, layout, seed):
 
 
 # --- the two commands
-
-
-def keep_off_the_store(client, job):
-    """A file lies where the drain of the next save makes its directory: ranks that are gone would have it drained."""
-    save = SaveId(client.incarnation, 2, STEP, bytes.fromhex(client.run))
-    with open(os.path.join(os.environ["CKPTD_STORE"], job, save.partial_dirname), "x", encoding="ascii"):
-        pass
 
 
 def save(folder, milestone, tags, kinds):

@@ -14,11 +14,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from ckptd_client._load import pulled_fit
-from tests.interop.memory_ranks import connect, keep_off_the_store
+from tests.interop.off_store import STEP, connect, keep_off_the_store
 from tests.interop.shards import cpu_mesh
 from tests.unit.client.same import difference
 
-STEP = 3
 ROWS, COLUMNS = 4099, 256
 
 

@@ -7,7 +7,8 @@ import pytest
 from tests.faults.nodes.clusters import a_cluster
 from tests.faults.nodes.test_damage import flip, slot_of
 from tests.interop.launch import on_homes
-from tests.interop.pulled_ranks import COLUMNS, ROWS, STEP
+from tests.interop.off_store import STEP
+from tests.interop.pulled_ranks import COLUMNS, ROWS
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
