@@ -187,7 +187,7 @@ def test_many_ranks_need_few_descriptors(tmp_path):
 
 def test_a_file_that_is_gone_meanwhile_is_named(tmp_path, monkeypatch):
     final = a_checkpoint(tmp_path)
-    monkeypatch.setattr("ckptd_client._load.foreign.load_from.fit", lambda *args, **kw: (fit(*args, **kw), vanish())[0])
+    monkeypatch.setattr("ckptd_client._load.stored_fit.fit", lambda *args, **kw: (fit(*args, **kw), vanish())[0])
 
     def vanish():
         os.unlink(final / "r00000-p00.safetensors")

@@ -33,8 +33,9 @@ OTHER = SaveId(1, 2, 20, RUN)
 RANKS = 2
 
 
-def some_state(shift=0.0):
-    return {"weight": torch.arange(2000.0) + shift, "epoch": 3}
+def some_state(rank=0, shift=0.0):
+    """A tensor that all ranks have, and one of the rank alone."""
+    return {"weight": torch.arange(2000.0) + rank + shift, f"own{rank}": torch.arange(9.0) + rank + shift, "epoch": 3}
 
 
 # --- the readers: each returns its notes, or raises. rebuild comes last: it mends what it can
@@ -52,7 +53,7 @@ def load(path):
     """Of a whole job: one rank that cannot read is enough."""
     notes = []
     for rank in range(RANKS):
-        state = some_state(-1.0)
+        state = some_state(rank, -9.0)
         fitted, _, told = read_checkpoint(path, state, group=Group(rank, RANKS, "test"))
         fitted.finish(state)
         notes += told
@@ -61,7 +62,12 @@ def load(path):
 
 
 def load_from(path):
-    return "\n".join(read_into(path, some_state(), Group(0, RANKS, "test"))[3])
+    """Reads the images and votes that it needs: so the state wants a tensor of each rank's image."""
+    state = some_state(0, -9.0) | some_state(1, -9.0)
+    notes = read_into(path, state, Group(0, RANKS, "test"))[3]
+    for rank in range(RANKS):
+        assert torch.equal(state[f"own{rank}"], some_state(rank)[f"own{rank}"])
+    return "\n".join(notes)
 
 
 def plugin(path):
@@ -322,12 +328,12 @@ def test_all_readers_agree(name, final):
 @pytest.mark.parametrize("name", ["a vote missing", "a vote damaged", "fifo as vote"])
 def test_a_damaged_vote_concerns_the_ranks_of_its_node_alone(name, final):
     path = str(FAULTS[name].make(final))
-    state = some_state(-1.0)
+    state = some_state(0, -9.0)
     fitted, _, _ = read_checkpoint(path, state, group=Group(0, RANKS, "test"))
     fitted.finish(state)
     assert torch.equal(state["weight"], some_state(0)["weight"])
     with pytest.raises(DamagedError, match=VOTES[1]):
-        read_checkpoint(path, some_state(), group=Group(1, RANKS, "test"))
+        read_checkpoint(path, some_state(1), group=Group(1, RANKS, "test"))
 
 
 @pytest.mark.parametrize("reader", sorted(BY_PATH))
