@@ -42,6 +42,7 @@ _JOIN_S: Final = 10.0  # wait for the other ranks at the beginning, and for them
 _PLAN_S: Final = 60.0  # then for the plan of all nodes: longer than the first rank waits for other nodes
 _PATIENCE_S: Final = 20.0  # later, for a block or a buffer, without progress of the group
 _NODE_PATIENCE_S: Final = 10.0  # for another node to take a block: shorter than the node's own ranks wait for this rank
+_AGAIN_S: Final = 1.0  # for a node whose connection broke to ask again: it does so at once
 _PAUSES_S: Final = (0.0002, 0.002)
 _GOOD, _FAILED, _LOST, _FILLING = 0, 1, 2, 3  # outcome of a block; lost: a thread may still write to its buffer
 
@@ -69,6 +70,7 @@ class NodeGroup:
         self._plan = Plan()
         self._going: dict[int, list[SharedBlock]] = {}  # to other nodes, at the first rank
         self._targets: dict[int, int] = {}  # other nodes that get blocks from here, and their positions
+        self._returning: dict[int, float] = {}  # those that may ask again, and until when they are waited for
         self._lock = threading.Lock()  # of the targets, and of the state of this rank
 
     @property
@@ -344,11 +346,19 @@ class NodeGroup:
             self._targets |= dict.fromkeys(self._targets.keys() & set(nodes), LEFT)
             self._publish_targets()
 
+    def broke_for(self, node: int) -> None:
+        """The connection to the node is over. It delays no block; if it has not got all, it may come back at once."""
+        with self._lock:
+            if self._targets.get(node, LEFT) < LEFT - 1:
+                self._returning[node] = time.monotonic() + _AGAIN_S
+        self.leave_for([node])
+
     def _advance(self, node: int, number: int) -> bool:
         """Sets the node's position; False if this rank has left, or the members do not wait for the node any more."""
         with self._lock:
             late = number < self._counters[self._layout.lost(self._layout.ranks)] or self._has_left(self._index)
             self._targets[node] = LEFT if late else number
+            self._returning.pop(node, None)
             self._publish_targets()
             return not late
 
@@ -360,15 +370,20 @@ class NodeGroup:
         self._counters[position] = min(self._targets.values(), default=LEFT)
 
     def wait_for_nodes(self) -> None:
-        """Blocks until no other node gets anything from here, or none advances for too long."""
+        """Blocks until no other node gets anything from here, or comes back for it, or none advances for too long."""
 
         def positions() -> list[int]:
             with self._lock:
                 return list(self._targets.values())
 
-        while min(positions(), default=LEFT) != LEFT:
+        def is_over() -> bool:
+            with self._lock:
+                expected = max(self._returning.values(), default=0.0)
+                return min(self._targets.values(), default=LEFT) == LEFT and time.monotonic() >= expected
+
+        while not is_over():
             before = positions()
-            if not self._wait(lambda before=before: positions() != before, _PATIENCE_S):  # type: ignore[misc]
+            if not self._wait(lambda before=before: is_over() or positions() != before, _PATIENCE_S):  # type: ignore[misc]
                 return
 
     def _buffer(self, number: int) -> Buffer:

@@ -190,7 +190,7 @@ class PeerExchange:
                 self._asking.discard(link.removesuffix(CHILD))
                 self._changed.notify_all()
         if group is not None and link.isdecimal():
-            group.leave_for([int(link)])
+            group.broke_for(int(link))
 
     # --- this rank
 

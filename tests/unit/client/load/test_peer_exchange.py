@@ -309,9 +309,12 @@ def test_a_connection_that_ends_in_the_middle_costs_what_was_still_to_come(check
         real_receive(self, into)
         if cut == "client" and len(into) == BLOCK_NBYTES:
             self._socket.close()
+            time.sleep(0.3)  # the source, which has all, sees the end before it is asked again
 
     monkeypatch.setattr(peer_exchange._Image, "view", view)
     monkeypatch.setattr(Connection, "receive", receive)
+    if cut == "client":
+        monkeypatch.setattr(node_group, "_AGAIN_S", 10.0)
     job = Job(checkpoint, tmp_path, [[ALL], [ALL]])
     job.run()
     assert job.failed == {}
