@@ -19,7 +19,7 @@ from ckptd.shared.format.manifest import FileRecord
 from ckptd.shared.protocol.messages import PlaceKnown
 from ckptd.shared.protocol.read_tree import Place
 from ckptd_client._load.reader import Target
-from ckptd_client._load.shared_read import senders
+from ckptd_client._load.shared_read import node_group, senders
 from ckptd_client._load.shared_read.found import DifferentError, Found
 from ckptd_client._load.shared_read.group_memory import LEFT
 from ckptd_client._load.shared_read.meeting import NodeReaders
@@ -100,6 +100,19 @@ def test_a_node_is_not_left_while_it_pauses(tmp_path):
             time.sleep(0.2)
             assert group._targets[1] != LEFT
         receiving.close()
+
+
+@pytest.mark.parametrize("got", [1, 2])
+def test_a_node_whose_connection_broke_is_waited_for_if_blocks_are_due_to_it(tmp_path, monkeypatch, got):
+    monkeypatch.setattr(node_group, "_AGAIN_S", 2.0)
+    with serving(tmp_path, Blocks([BLOCK_NBYTES] * 4)) as (group, exchange, found):
+        sender = Senders(Read(JOB, SAVE, 1, found.proof, XXH3), {0: exchange.address})._take(0)
+        for rank in range(got):
+            sender.receive(wire.Range(rank, 0, BLOCK_NBYTES, checked=False), memoryview(bytearray(BLOCK_NBYTES)))
+        began = time.monotonic()
+        sender.close()
+        group.wait_for_nodes()
+        assert (time.monotonic() - began >= 2.0) == (got == 1)
 
 
 def meet_all(saves, blocks=4):
