@@ -103,6 +103,7 @@ class ActionExecutor:
                 self._world.promises.may_drop(machine, job, action.save, action.epoch)
                 arena.drop_chunk(job, action.save, action.epoch)
             case act.DropPulled():
+                self._end_pulls(machine, action)
                 pulled = arena.job(job).pulled
                 for key in [key for key in pulled if key[0] == action.save]:
                     del pulled[key]
@@ -164,6 +165,13 @@ class ActionExecutor:
             if isinstance(running.action, act.Drain | act.WriteVote) and running.action.job == job:
                 found |= set(running.action.slots)
         return found
+
+    def _end_pulls(self, machine: Machine, drop: act.DropPulled) -> None:
+        """What is still being pulled for the load comes to nothing."""
+        for serial, running in list(self._running.get(machine.name, {}).items()):
+            it = running.action
+            if isinstance(it, act.PullSegments) and (it.job, it.save) == (drop.job, drop.save):
+                self._world.clock.after(0.0, self._end, serial, running, "the load is over", False)
 
     def _due(self, serial: int, running: Running) -> None:
         if running.over or running.life != running.machine.life or running.machine.catalogue is None:

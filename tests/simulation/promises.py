@@ -305,11 +305,15 @@ class Promises:
 
     # --- the end
 
+    def nothing_pulled(self, job: JobKey, machines: list["Machine"]) -> None:
+        """Once all ranks have loaded, what was pulled for them is given back. (The end of a job gives all back.)"""
+        left = {m.name: [*m.arena.jobs[job].pulled] for m in machines if job in m.arena.jobs}
+        assert not any(left.values()), f"what was pulled for a load of {job.job} is still there: {left}"
+
     def nothing_left(self, machines: list["Machine"]) -> None:
         """After a close and what it makes durable, no node has anything of any job."""
         for machine in machines:
             for job, memory in machine.arena.jobs.items():
                 slots = {s.name: s.save for s in memory.slots.values()}
                 assert not slots, f"{machine.name} still has slots of {job.job}: {slots}"
-                assert not memory.pulled, f"{machine.name} still has what was pulled for {job.job}: {[*memory.pulled]}"
                 assert not memory.chunks, f"{machine.name} still has parity of {job.job}: {sorted(memory.chunks)}"

@@ -135,6 +135,7 @@ def examine(world: World) -> None:
         assert done, f"job {launcher.job.job} does not reach its milestones in peace: {_state(launcher)}"
         done = world.run_until(lambda launcher=launcher: "all" in launcher.reached, EXAM_S)
         assert done, f"job {launcher.job.job} does not load and go on in peace: {_state(launcher)}"
+        world.promises.nothing_pulled(launcher.job, list(world.nodes.values()))
         world.run_until(lambda launcher=launcher: launcher.current is None, FREED_S)
         assert launcher.current is None, f"job {launcher.job.job} does not end: {_state(launcher)}"
     world.run(FREED_S)

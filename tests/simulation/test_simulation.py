@@ -14,6 +14,7 @@ from ckptd.core.coordinator.protection_states import EncodingOn
 from ckptd.core.coordinator.restores import Restores
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.node.node import JobNode
+from ckptd.core.node.pulled import PulledSegments
 from tests import states
 from tests.simulation import effects, growth
 from tests.simulation.run import BrokenError, play
@@ -164,6 +165,17 @@ def test_replicas_whose_tensors_lie_otherwise_now_pull_all_images_from_memory():
     assert outcome.counts["near loads"] == 1
     assert outcome.counts["read peer, whole"] > 0  # what they shared was not enough
     assert outcome.counts["reads of slices"] == outcome.counts["read peer, pulled"] > 0
+
+
+def keeps_what_was_pulled(self):
+    self._users = set()
+    return []
+
+
+def test_a_core_that_keeps_what_was_pulled_is_caught(monkeypatch):
+    monkeypatch.setattr(PulledSegments, "_drop", keeps_what_was_pulled)
+    with pytest.raises(BrokenError, match="what was pulled for a load of job is still there"):
+        play(3, nodes=4, scheme="xor", seconds=60.0, fault_every_s=0.0, shared=1.0, odd=0.0, relaid=1.0)
 
 
 def test_a_failure_says_how_to_play_it_again(monkeypatch):
