@@ -1,9 +1,9 @@
 """What each rank of test_from_memory.py runs: checkpoints of every way to shard, of which the store gets none.
 
 memory_ranks.py save <folder> <milestone> <tags> <kinds>          each kind, as a job of each tag
-memory_ranks.py load <folder> <tag> <layout> <tiers> <kinds>     those, compared to the bit; tiers: of the ranks
+memory_ranks.py load <folder> <tag> <layout> <tiers> <kinds>     those, compared to the bit
 
-Tags, tiers and kinds are joined by commas. Run by tests/interop/launch.py on CPUs with gloo.
+Tags, tiers of ranks and kinds are joined by commas, tiers of which each may be by bars. Run by tests/interop/launch.py on CPUs with gloo.
 """
 
 import os
@@ -128,7 +128,8 @@ def load(folder, tag, layout, tiers, kinds):
         client = connect(f"{kind}-{tag}")
         one = made(kind, layout, 2)
         restored = client.load(one.state)
-        assert (restored.step, restored.tier) == (STEP, tier), (kind, restored)
+        assert restored.step == STEP, (kind, restored)
+        assert restored.tier in tier.split("|"), (kind, restored)
         one.check(f"{kind}: client.load", whole)
         print(f"rank {dist.get_rank()} has {kind}", flush=True)  # for a test that fails in what follows
         if kind == "shares":  # Statefuls, which DCP's readers do not take

@@ -81,5 +81,6 @@ def test_after_the_loss_of_two_nodes(cluster, homes, layout):
     folder = saved(cluster, "two")
     for name, fresh in zip("cd", "ef", strict=True):
         cluster.replace(name, fresh)
-    load([cluster.nodes[name] for name in homes], folder, "two", layout, "rebuilt")
+    as_saved = "|arena|peer" if len(homes) == 4 else ""  # a kind that lies as it was saved has parts that were not lost
+    load([cluster.nodes[name] for name in homes], folder, "two", layout, f"rebuilt{as_saved}")
     check_store(cluster.store)
