@@ -100,6 +100,9 @@ class Launcher:
 
     def _pursue(self, session: Session) -> bool:
         """The end of a play: save, see it reach every milestone, then crash and load it, then close."""
+        if session.told_to_start_again:
+            session.crash(session.procs)
+            return True
         if session not in self._examined:
             self._examined[session] = session.rounds
         wanted = {Milestone.STAGED, Milestone.DURABLE}

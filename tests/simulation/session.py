@@ -44,6 +44,7 @@ class Session:
         self.orders: dict[int, LoadFrom] = {}
         self.outcomes: set[tuple[SaveId | None, int]] = set()  # of loads: what, and with which incarnation
         self.newest: SaveId | None = None  # saved by all ranks
+        self.told_to_start_again = False  # no save of it becomes durable any more
         self.told: dict[tuple[SaveId, Milestone], int] = {}  # how many ranks heard
         self.world.clock.after(_LOOK_S, self._watch)
 
@@ -157,6 +158,7 @@ class Session:
 
     def news(self, proc: Proc, news: Progress) -> None:
         """A rank heard of a save."""
+        self.told_to_start_again |= news.reason.endswith("; connect or load again")
         if news.milestone is not None:
             key = (news.save, news.milestone)
             self.told[key] = self.told.get(key, 0) + 1
