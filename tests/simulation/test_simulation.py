@@ -178,6 +178,11 @@ def test_a_core_that_keeps_what_was_pulled_is_caught(monkeypatch):
         play(3, nodes=4, scheme="xor", seconds=60.0, fault_every_s=0.0, shared=1.0, odd=0.0, relaid=1.0)
 
 
+def test_a_session_of_which_another_has_the_number_is_started_again():
+    outcome = play(1076, nodes=4, rare_every_s=60.0)
+    assert any(row.endswith("number disputed") for row in outcome.rows)
+
+
 def test_a_failure_says_how_to_play_it_again(monkeypatch):
     monkeypatch.setattr(JobNode, "collect", frees_at_once)
     with pytest.raises(BrokenError) as raised:
