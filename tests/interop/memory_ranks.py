@@ -3,7 +3,8 @@
 memory_ranks.py save <folder> <milestone> <tags> <kinds>          each kind, as a job of each tag
 memory_ranks.py load <folder> <tag> <layout> <tiers> <kinds>     those, compared to the bit
 
-Tags, tiers of ranks and kinds are joined by commas, tiers of which each may be by bars. Run by tests/interop/launch.py on CPUs with gloo.
+Tags, tiers of ranks and kinds are joined by commas, tiers of which each may be by bars. Run by
+tests/interop/launch.py on CPUs with gloo.
 """
 
 import os
