@@ -75,7 +75,7 @@ def assert_loads_and_goes_on(ranks: Ranks, *, tier: str = "arena", step: int = 2
     assert {end for _, end in ranks.call("wait", 3)} == {"durable"}
 
 
-CASES = itertools.product(("lives", "is killed"), (1, 2, 5)) if LONG else (("lives", 1), ("is killed", 2))
+CASES = list(itertools.product(("lives", "is killed"), (1, 2, 5))) if LONG else (("lives", 1), ("is killed", 2))
 
 
 @pytest.mark.parametrize(("daemon", "world"), CASES)
