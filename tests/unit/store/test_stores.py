@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -140,6 +141,7 @@ def test_a_worker_that_says_nothing_is_taken_for_hung(make, tmp_path):
     answers.turn(1)
     stores._hang_s = 2.0  # not before it runs: starting takes its time
     os.kill(pid(stores), signal.SIGSTOP)
+    wait_for(lambda: Path(f"/proc/{pid(stores)}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     began = time.monotonic()
     answers.ask()
     answers.ask()
