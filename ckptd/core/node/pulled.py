@@ -20,7 +20,7 @@ from ckptd.shared.protocol.messages import SegmentsHere, Tier
 from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.protocol.segments import SegmentHere, SegmentLacks
 
-_OVER = "the ranks are sent to read something else"
+_OVER = "this load is over, or the ranks are sent to read something else"
 
 
 @dataclass(slots=True)
@@ -59,18 +59,22 @@ class PulledSegments(Fetching):
         if again and (order.agreed or order == before):
             return []
         gone = [] if again and order.saved_by else self._drop()
-        lost = [action for waiting in self._waiting for action in self._answer(waiting, refused=_OVER)]
-        super().forget()
-        self._homes, self._seals, self._waiting = {}, {}, []
+        lost = self._end_waits()
         self._order = order if order.saved_by else None
         return [*gone, *lost]
 
-    def over(self, _: object = None) -> list[Action]:
+    def over(self) -> list[Action]:
         """The load is refused, or its session ended."""
-        actions = self._drop()
-        self._order, self._waiting = None, list[_Waiting]()
-        super().forget()
+        actions = [*self._drop(), *self._end_waits()]
+        self._order = None
         return actions
+
+    def _end_waits(self) -> list[Action]:
+        """No holder is asked for anything any more: ranks wait for an answer without a deadline."""
+        answers = [action for waiting in self._waiting for action in self._answer(waiting, refused=_OVER)]
+        self.forget()
+        self._homes, self._seals, self._waiting = {}, {}, []
+        return answers
 
     def refused(self, order: ev.LoadRefused) -> list[Action]:
         """On all ranks the load is over."""

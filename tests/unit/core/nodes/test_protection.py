@@ -184,6 +184,24 @@ def test_a_node_that_is_lost_while_ranks_pull_from_it_is_one_whose_segments_lack
         assert lacks.rank == 3
 
 
+def test_a_rank_that_waits_for_seals_gets_an_answer_when_the_load_is_refused():
+    """It waits without a deadline: another rank's error ends the load meanwhile."""
+    cluster = a_protected_job()
+    cluster.end_ranks()
+    cluster.connect("abc")
+    seqs = cluster.ask()
+    assert all(cluster.answer(rank, seq).saved_by == 4 for rank, seq in seqs.items())
+    cluster.cut_off("d")
+    seq = cluster.seq()
+    wanted = ev.SegmentsWanted(job=KEY, rank=0, session=cluster.sid, request=seq, save=ONE, wanted=(Wanted(3),))
+    cluster.say(cluster.nodes["a"], wanted)
+    cluster.settle()
+    assert cluster.answer(0, seq) is None
+    cluster.say(cluster.nodes["a"], ev.LoadRefused(job=KEY, node="a", code="mismatch", message="another shape"))
+    cluster.settle()
+    assert cluster.answer(0, seq).refused
+
+
 def test_a_rank_that_asks_for_segments_of_no_load_is_refused():
     cluster = a_protected_job()
     seq = cluster.seq()
