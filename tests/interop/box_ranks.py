@@ -9,7 +9,6 @@ box list of their own. Run by tests/interop/launch.py on CPUs with gloo.
 """
 
 import os
-import sys
 
 import pytest
 import torch
@@ -25,6 +24,7 @@ from ckptd_client._state.tensors import Chunk, is_tensor, shard_of
 from ckptd_client.dcp import CkptdReader, CkptdSavePlanner, CkptdStager, CkptdWriter
 from ckptd_client.dcp._boxes import Boxes
 from tests.interop.mesh_ranks import Trainer, check
+from tests.interop.rank_program import carry_out
 from tests.interop.ranks import flat
 from tests.interop.shards import cpu_mesh
 
@@ -140,14 +140,5 @@ def refuse():
         dcp.save(state, storage_writer=writer, planner=CkptdSavePlanner())
 
 
-def main():
-    dist.init_process_group("gloo")
-    command, *args = sys.argv[1:]
-    {"save": save, "load": load, "refuse": refuse}[command](*args)
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # FSDP2 with gloo now and then aborts at the end of the interpreter, when all is done
-
-
 if __name__ == "__main__":
-    main()
+    carry_out({"save": save, "load": load, "refuse": refuse})

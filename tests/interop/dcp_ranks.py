@@ -10,7 +10,6 @@ Layouts: fsdp, ddp, hsdp, tp, fsdp_tp. Run by tests/interop/launch.py on CPUs wi
 
 import io
 import os
-import sys
 
 import pytest
 import torch
@@ -27,6 +26,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import ckptd_client
 from ckptd_client.dcp import CkptdReader, CkptdStager, CkptdWriter
+from tests.interop.rank_program import carry_out
 from tests.interop.ranks import Trainer, check, flat, is_tensor, whole
 from tests.interop.shards import cpu_mesh
 
@@ -290,15 +290,6 @@ def errors():
         assert state["plain"][0] == 9
 
 
-def main():
-    dist.init_process_group("gloo")
-    command, *args = sys.argv[1:]
-    cases = (save, load, arena, staged, caching, leaves_of_one, errors)
-    {case.__name__: case for case in cases}[command](*args)
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # FSDP2 with gloo now and then aborts at the end of the interpreter, when all is done
-
-
 if __name__ == "__main__":
-    main()
+    cases = (save, load, arena, staged, caching, leaves_of_one, errors)
+    carry_out({case.__name__: case for case in cases})

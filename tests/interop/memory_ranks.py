@@ -7,9 +7,6 @@ Tags, tiers of ranks and kinds are joined by commas, tiers of which each may be 
 tests/interop/launch.py on CPUs with gloo.
 """
 
-import os
-import sys
-
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -18,6 +15,7 @@ from ckptd_client.dcp import CkptdReader, CkptdSavePlanner, CkptdWriter
 from tests.interop import balance_ranks, box_ranks, mesh_ranks
 from tests.interop import ranks as stock_ranks
 from tests.interop.off_store import STEP, connect, keep_off_the_store
+from tests.interop.rank_program import carry_out
 from tests.unit.client.same import difference
 
 # --- of each kind: a state and what it is as a whole, and the same in another layout to be filled
@@ -141,14 +139,5 @@ def load(folder, tag, layout, tiers, kinds):
         one.check(f"{kind}: CkptdReader", whole)
 
 
-def main():
-    dist.init_process_group("gloo")
-    command, *args = sys.argv[1:]
-    {"save": save, "load": load}[command](*args)
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # FSDP2 with gloo now and then aborts at the end of the interpreter, when all is done
-
-
 if __name__ == "__main__":
-    main()
+    carry_out({"save": save, "load": load})

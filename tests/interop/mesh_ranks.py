@@ -8,7 +8,6 @@ divide, and here they don't. Run by tests/interop/launch.py on CPUs with gloo.
 """
 
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -22,6 +21,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
 import ckptd_client
+from tests.interop.rank_program import carry_out
 from tests.interop.ranks import flat, is_tensor
 from tests.interop.shards import cpu_mesh
 from tests.unit.client.same import difference
@@ -206,14 +206,5 @@ def load(folder, saved, layouts):
         }
 
 
-def main():
-    dist.init_process_group("gloo")
-    command, *args = sys.argv[1:]
-    {"save": save, "load": load}[command](*args)
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # FSDP2 with gloo now and then aborts at the end of the interpreter, when all is done
-
-
 if __name__ == "__main__":
-    main()
+    carry_out({"save": save, "load": load})

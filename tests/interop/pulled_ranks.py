@@ -6,15 +6,13 @@ pulled_ranks.py load <folder> <job> <tier> <few>      few: layouts are read of t
 The store gets none of it. Run by tests/interop/launch.py on CPUs with gloo.
 """
 
-import os
-import sys
-
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from ckptd_client._load import pulled_fit
 from tests.interop.off_store import STEP, connect, keep_off_the_store
+from tests.interop.rank_program import carry_out
 from tests.interop.shards import cpu_mesh
 from tests.unit.client.same import difference
 
@@ -90,14 +88,5 @@ def load(folder, job, tier, few):
     print(f"rank {dist.get_rank()} notes {restored.notes}", flush=True)
 
 
-def main():
-    dist.init_process_group("gloo")
-    command, *args = sys.argv[1:]
-    {"save": save, "load": load}[command](*args)
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # as memory_ranks
-
-
 if __name__ == "__main__":
-    main()
+    carry_out({"save": save, "load": load})

@@ -8,7 +8,6 @@ Run by tests/interop/launch.py on CPUs with gloo.
 """
 
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -21,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ckptd_client
 from ckptd_client.dcp import CkptdReader
+from tests.interop.rank_program import carry_out
 from tests.interop.shards import cpu_mesh, unlike
 
 JOB = "stock"
@@ -196,14 +196,5 @@ def read_by_huggingface(layout, reference, directory):
     assert check("HuggingFaceStorageReader", state, reference) == tensors
 
 
-def main():
-    dist.init_process_group("gloo")
-    command, *args = sys.argv[1:]
-    {"save": save, "load": load, "dcp": load_dcp}[command](*args)
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # FSDP2 with gloo now and then aborts at the end of the interpreter, when all is done
-
-
 if __name__ == "__main__":
-    main()
+    carry_out({"save": save, "load": load, "dcp": load_dcp})

@@ -22,14 +22,13 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ckptd_client
-from ckptd.shared.base.ids import SaveId
 from ckptd_client import MismatchError, SaveFailedError
+from tests.interop.off_store import STEP, keep_off_the_store
 from tests.interop.shards import cpu_mesh
 from tests.unit.client.same import difference
 
 JOB = {"differ": "differ"}.get(sys.argv[1], "stages")
 ROWS, COLUMNS = 600, 30
-STEP = 3
 
 
 class Training:
@@ -94,20 +93,13 @@ def kept(folder, rank):
     return os.path.join(folder, f"rank-{rank}.pt")
 
 
-def keep_off_the_store(client):
-    """A file lies where the drain of the next save makes its directory: ranks that are gone would have it drained."""
-    save = SaveId(client.incarnation, 2, STEP, bytes.fromhex(client.run))
-    with open(os.path.join(os.environ["CKPTD_STORE"], JOB, save.partial_dirname), "x", encoding="ascii"):
-        pass
-
-
 def save(folder, milestone):
     training = Training(1)
     training.step()
     with connect(drain_every=1000, verify_replicas=1) as client:
         client.save({"first": torch.zeros(3)}, 1).wait("durable", 60)  # the cadence counts from here
         if milestone != "durable" and dist.get_rank() == 0:
-            keep_off_the_store(client)
+            keep_off_the_store(client, JOB)
         before = client.stats().nbytes
         client.save(training.state(), STEP, drain=milestone == "durable").wait(milestone, 60)
         expected = training.plain()
