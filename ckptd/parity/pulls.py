@@ -45,20 +45,20 @@ def pull(partials: PartialSegments, job: JobKey, wanted: dict[str, list[Part]], 
     """Has all that is wanted, by the node that holds it. Raises BudgetError, OSError when this node cannot have it."""
     pulled = Pulled()
 
-    def of_node(node: str) -> None:
-        _of_node(partials, job, (node, wanted[node]), sources, pulled)
+    def of_node(node: str) -> int:
+        return _of_node(partials, job, (node, wanted[node]), sources, pulled)
 
     with ThreadPoolExecutor(min(_THREADS, len(wanted)), thread_name_prefix="pull") as pool:
-        for done in [pool.submit(of_node, node) for node in wanted]:
-            done.result()
+        pulled.nbytes = sum(done.result() for done in [pool.submit(of_node, node) for node in wanted])
     return pulled
 
 
 def _of_node(
     partials: PartialSegments, job: JobKey, of: tuple[str, list[Part]], sources: Sources, pulled: Pulled
-) -> None:
-    """One connection; another after a segment that could not be had."""
+) -> int:
+    """One connection; another after a segment that could not be had. Returns the bytes that came."""
     node, parts = of
+    nbytes = 0
     source: Source | None = None
     try:
         for part in parts:
@@ -72,7 +72,7 @@ def _of_node(
                         partials.take_memory(partial, missing)
                         _receive(source, job, partial, missing, sources)
                         partial.there = merged([*partial.there, *missing])
-                        pulled.nbytes += sum(stop - start for start, stop in missing)
+                        nbytes += sum(stop - start for start, stop in missing)
                 pulled.files[part.seal.rank] = partial.name
             except BudgetError:
                 raise
@@ -84,6 +84,7 @@ def _of_node(
     finally:
         if source is not None:
             source.close()
+    return nbytes
 
 
 def _ranges_of(part: Part) -> Iterator[tuple[int, int]]:
