@@ -1,16 +1,15 @@
 """Which ranks can hold what a state wants, by the layout of one of them: so that a large job reads few layouts."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from ckptd.shared.format.holders import Holders
-from ckptd.shared.format.layout import Layout, Leaves, Planned
+from ckptd.shared.format.layout import Layout, Leaves
 from ckptd.shared.format.layout_meshes import lying
 from ckptd.shared.format.packed_layout import Known, Parts
-from ckptd_client._load.fit import parameter_of
+from ckptd_client._load.fit import boxes_wanted
 from ckptd_client._state.reshard import Box, intersection
-from ckptd_client._state.tensors import DTYPE_OF, is_tensor, shard_of
-from ckptd_client._state.tree import Flat, flatten, within
+from ckptd_client._state.tensors import is_tensor
+from ckptd_client._state.tree import flatten, within
 
 
 def candidates(state: Any, seed: Layout, leaves: Leaves, parts: Parts, where: str) -> set[int] | None:
@@ -33,7 +32,7 @@ def candidates(state: Any, seed: Layout, leaves: Leaves, parts: Parts, where: st
         owner = seed.aliases.get(name, name)
         if owner not in said.tensors or name not in seed.paths:
             return None
-        for box in _boxes(here.get(name), said.tensors[owner], seed, name, flat):
+        for box in boxes_wanted(here.get(name), said.tensors[owner], seed.paths[name], flat):
             if box.empty or any(intersection(one, box) == box for one in own.get(owner, ())):
                 continue
             there = holders.of(owner, *box)
@@ -41,13 +40,3 @@ def candidates(state: Any, seed: Layout, leaves: Leaves, parts: Parts, where: st
                 return None
             found.update(one.rank for one in there)
     return found
-
-
-def _boxes(value: Any, planned: Planned, seed: Layout, name: str, flat: Flat) -> Iterator[Box]:
-    """The boxes of a tensor that the state has, or will have: as fit chooses it."""
-    if not is_tensor(value) or (tuple(value.shape), value.dtype) != (planned.global_shape, DTYPE_OF.get(planned.dtype)):
-        value = parameter_of(seed.paths[name], flat)
-        if value is None or tuple(value.shape) != planned.global_shape:
-            yield Box((0,) * len(planned.global_shape), planned.global_shape)
-            return
-    yield from (Box(*chunk.box) for chunk in shard_of(value, name).chunks)

@@ -1,7 +1,7 @@
 """Fits a checkpoint to a state: assigns its bytes to tensors and its leaves to places, or lists the differences."""
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ckptd.shared.base.errors import CkptdError, DamagedError, MismatchError, RestoreError
-from ckptd.shared.format.layout import Leaves, Path, TensorEntry
+from ckptd.shared.format.layout import Leaves, Path, Planned, TensorEntry
 from ckptd_client._load.fit_keys import opened, settled
 from ckptd_client._load.image_ranges import Images
 from ckptd_client._load.lenient import shared
@@ -325,6 +325,16 @@ def _home(name: str, flat: Flat, saves: Saves, *, where: str) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
     except RuntimeError as error:  # no elements, but dimensions that torch cannot represent
         raise DamagedError(f"{place} has the impossible shape {list(shape)[:8]}") from error
+
+
+def boxes_wanted(value: Any, planned: Planned, path: Path, flat: Flat) -> Iterator[Box]:
+    """The boxes of a saved tensor that the state has, or will have, at this path: of the home that fit gives it."""
+    if not is_tensor(value) or (tuple(value.shape), value.dtype) != (planned.global_shape, DTYPE_OF.get(planned.dtype)):
+        value = parameter_of(path, flat)
+        if value is None or tuple(value.shape) != planned.global_shape:
+            yield Box((0,) * len(planned.global_shape), planned.global_shape)
+            return
+    yield from (Box(*chunk.box) for chunk in shard_of(value, planned.name).chunks)
 
 
 def parameter_of(path: Path, flat: Flat) -> torch.Tensor | None:

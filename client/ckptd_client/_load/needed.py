@@ -18,7 +18,7 @@ from ckptd.shared.format.layout import Layout, Leaves, Path, Planned, TensorEntr
 from ckptd.shared.format.record_index import Group, Kind, RecordIndex
 from ckptd.shared.format.stored_records import StoredRecords
 from ckptd.shared.format.tensor_holders import holders_of
-from ckptd_client._load.fit import parameter_of
+from ckptd_client._load.fit import boxes_wanted
 from ckptd_client._load.per_rank import Resized, whole_in
 from ckptd_client._load.saved_names import Common, OtherRanksNeededError, Saves, assembled, in_order, ties_of
 from ckptd_client._local.rank import Group as Ranks
@@ -26,7 +26,7 @@ from ckptd_client._state.naming import Named, listed
 from ckptd_client._state.replica_choice import held_alike
 from ckptd_client._state.reshard import Box, Saved, intersection, subtract
 from ckptd_client._state.sharded import is_dtensor
-from ckptd_client._state.tensors import DTYPE_OF, is_tensor, shard_of
+from ckptd_client._state.tensors import is_tensor
 from ckptd_client._state.tree import Flat, flatten
 
 log = logging.getLogger("ckptd_client")
@@ -90,20 +90,9 @@ class _Sought:
         self._here = dict(zip(flat.names, flat.values, strict=True))
         owners = [".".join(str(key) for _, key in prefix) + "." for prefix, _ in flat.statefuls]
         names = [name for name in self.tensors if name in self._here or name.startswith(tuple(owners))]
-        self.wanted = {name: list(self._boxes(name)) for name in names}
-
-    def _boxes(self, name: str) -> Iterator[Box]:
-        """The boxes of a tensor that the state has, or will have: as fit chooses it."""
-        planned, value = self.tensors[name], self._here.get(name)
-        if not is_tensor(value) or (tuple(value.shape), value.dtype) != (
-            planned.global_shape,
-            DTYPE_OF.get(planned.dtype),
-        ):
-            value = parameter_of(self.paths[name], self.flat)
-            if value is None or tuple(value.shape) != planned.global_shape:
-                yield Box((0,) * len(planned.global_shape), planned.global_shape)
-                return
-        yield from (Box(*chunk.box) for chunk in shard_of(value, name).chunks)
+        self.wanted = {
+            name: list(boxes_wanted(self._here.get(name), self.tensors[name], self.paths[name], flat)) for name in names
+        }
 
     def held_by_several(self) -> list[str]:
         """The wanted names that several parts of the job hold, each part its own tensor or the same."""
