@@ -1,5 +1,7 @@
 """A stager beside a writer that is not its own: nothing live is written, and no slot stays behind."""
 
+import gc
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -19,7 +21,7 @@ def node(fresh_node):
 
 @pytest.fixture
 def client(node):
-    with client_of(node, save_timeout_s=2) as client:
+    with client_of(node, save_timeout_s=3) as client:
         yield client
 
 
@@ -69,6 +71,34 @@ def test_a_state_that_another_process_still_holds_keeps_its_slot_and_the_error_s
     assert [state["deep"]["v"][0].item() for state in held] == [0, 1, 2]
     del held
     assert ended_well(client.save(state_of(9), 51))
+
+
+def test_a_state_that_is_released_gives_its_slot_back_without_a_collection_of_garbage(client):
+    """A collection takes a large process seconds, of the save's timeout."""
+    collected = []
+
+    def note(phase, facts):
+        if phase == "start":
+            collected.append(facts["generation"])
+
+    stager = CkptdStager(CkptdWriter(client))
+    held = [stager.stage(state_of(seed)) for seed in range(3)]
+    gc.disable()
+    try:
+        del held
+        gc.callbacks.append(note)
+        assert ended_well(client.save(state_of(9), 50))
+        assert collected == []
+        held = [stager.stage(state_of(seed)) for seed in range(2)]  # the third slot keeps the save
+        cycle = [held]
+        cycle.append(cycle)
+        del held, cycle
+        collected.clear()
+        assert ended_well(client.save(state_of(9), 51))
+        assert collected == [1]
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()
 
 
 def test_a_state_that_could_not_be_staged_is_written_by_none(node, client, tmp_path):

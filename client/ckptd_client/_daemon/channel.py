@@ -173,7 +173,11 @@ def _close(
 def silent_daemon(arena: str, waited_s: float, limit: str) -> WaitTimeoutError:
     """The error of a request without an answer. limit: the setting with the timeout; empty: the caller's timeout."""
     daemon = process_of(locks.holder(os.path.join(arena, arena_paths.LOCK)))
-    within = f"did not answer within {waited_s:.3g} s{f' ({limit})' if limit else ''}"
+    within = (
+        f"did not answer in the last {waited_s:.3g} s of {limit}"
+        if limit
+        else f"did not answer within {waited_s:.3g} s"
+    )
     text = f"the daemon behind {os.path.join(arena, arena_paths.SOCKET)}"
     if daemon is None:  # in another pid namespace
         return WaitTimeoutError(f"{text} {within}", hint=f"see what it does: ckptd status --arena {arena}")

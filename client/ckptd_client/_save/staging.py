@@ -240,11 +240,18 @@ class Staging:
             return next((segment for segment in self._segments if segment.holds(address)), None)
 
     def free_orphans(self, need: int) -> None:
-        """Frees the slots of segments without an owner. need: collects garbage if no slot of so many bytes is free."""
-        if self._segments and self.link.slots.fitting(need) is None:
-            gc.collect()  # the traceback of an error may be in a cycle with a state
-        for left in [segment for segment in self._segments if segment.owner() is None]:
-            self.release(left)
+        """Frees the slots of segments without an owner. need: bytes of the slot that the caller wants.
+
+        Collects garbage only while no such slot is free, young objects first: the traceback of an error may be in a
+        cycle with a state, but a whole collection takes seconds in a large process, within the save's timeout.
+        """
+        for generation in (None, 1, 2):
+            if generation is not None:
+                gc.collect(generation)
+            for left in [segment for segment in self._segments if segment.owner() is None]:
+                self.release(left)
+            if not self._segments or self.link.slots.fitting(need) is not None:
+                return
 
     def no_slot(self) -> tuple[str, str]:
         """The reason why no slot was free in time, and a hint."""
