@@ -331,9 +331,12 @@ def _check_blocks(parts: list[_Part], record: FileRecord, report: Report) -> Non
     if not record.digests:
         return  # a slot that is not digested yet
     buffer = memoryview(bytearray(min(BLOCK_NBYTES, max(record.nbytes, 1))))
+    ended = set[str]()  # files that are shorter than the record says: of a large one thousands of blocks are missing
     for index, (start, stop) in enumerate(blocks(record.nbytes)):
         inside = [part for part in parts if part.start < stop and start < part.stop]
         if sum(min(part.stop, stop) - max(part.start, start) for part in inside) < stop - start:
+            continue
+        if not ended.isdisjoint(part.path for part in inside):
             continue
         at = inside[0]
         block = (start, stop)
@@ -343,7 +346,9 @@ def _check_blocks(parts: list[_Part], record: FileRecord, report: Report) -> Non
                 buffer[max(first, last) - start : end - start] = bytes(end - max(first, last))
                 read_exactly(at.file, first - at.start, buffer[first - start : max(first, last) - start])
         except EOFError:
-            report.problem(at.path, "missing", block)
+            ended.add(at.path)
+            after = ", and whatever comes after it in the file" if stop < at.stop else ""
+            report.problem(at.path, f"missing{after}", block)
             continue
         except OSError as error:
             report.problem(at.path, f"cannot be read: {error}", block)

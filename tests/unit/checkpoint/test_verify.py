@@ -125,6 +125,14 @@ def test_what_is_missing_short_or_strange_is_named(tmp_path) -> None:
     assert any("stranger" in note for note in report.notes), "no reader looks at it"
 
 
+def test_what_a_short_file_lacks_is_one_problem(tmp_path) -> None:
+    """Of a large one thousands of blocks are missing: a line for each would hide all else."""
+    final = build(tmp_path, nbytes=2 * BLOCK_NBYTES)
+    os.truncate(final / "r00000-p00.safetensors", 4096)
+    of_blocks = [one for one in verify.verify_path(str(final)).problems if one.block is not None]
+    assert [(one.block, one.what) for one in of_blocks] == [(0, "missing, and whatever comes after it in the file")]
+
+
 def test_what_lies_beside_the_sets_is_noted(tmp_path) -> None:
     """A vote in a directory that no set has: nobody reads it."""
     final = build(tmp_path)

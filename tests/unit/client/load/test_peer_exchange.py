@@ -343,7 +343,7 @@ def met(place=PAIR, total=2, wants=b"\x01", parent=None):
 
 def child_of(good, link="1.child", secret=None):
     return contextlib.closing(
-        Connection("n", Address(good.host, good.port, link, secret or good.secret), Cancel(), timeout_s=5)
+        Connection("n", Address(good.host, good.port, link, secret or good.secret), Cancel(), timeout_s=30)
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from ckptd_client import UsageError
 from ckptd_client._local import page_guard
 from ckptd_client._local.late_memory import late_memory
-from ckptd_client._local.page_guard import NoProofError, PageGuard
+from ckptd_client._local.page_guard import HUGE_NBYTES, NoProofError, PageGuard
 from tests.cluster import wait_for
 from tests.unit.client.save.test_late_proof import pytestmark as needs_proof
 from tests.unit.client.save.writers import Victim
@@ -114,7 +114,7 @@ def test_a_forked_child_has_no_part_in_the_proof_and_takes_none_of_it(join):
         return client.stats().last_late_nbytes
 
     save()
-    assert save() > 4 << 20
+    assert save() >= HUGE_NBYTES
     child = os.fork()
     if not child:
         ok = (
@@ -123,7 +123,7 @@ def test_a_forked_child_has_no_part_in_the_proof_and_takes_none_of_it(join):
         )
         os._exit(0 if ok else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert save() > 4 << 20
+    assert save() >= HUGE_NBYTES
     expected = victim.large.detach().clone()
     handle = client.save(victim.state)
     child = os.fork()

@@ -478,6 +478,7 @@ def test_one_page_that_is_other_memory_now_takes_nothing_from_the_others(late):
 def test_copies_that_are_slower_than_the_steps_cost_three_saves(join, job, monkeypatch):
     victim, client = Victim(), join(save_timeout_s=0.3)
     client.attach(victim.optimizer)
+    client.prepare(victim.state)
     settle(client, victim.state, victim.optimizer)
     moment = Moment(monkeypatch, "slow")
     moment._copy = lambda found, copy=moment._copy: (time.sleep(0.2), copy(found))
