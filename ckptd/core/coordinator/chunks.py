@@ -1,6 +1,7 @@
 """Which parity lies at which node, and what can be rebuilt from it: data and queries, no decisions. Pure."""
 
 from collections.abc import Collection, Container, Iterable
+from collections.abc import Set as AbstractSet
 
 from ckptd.core import events as ev
 from ckptd.core.coordinator.save_record import Record
@@ -66,6 +67,11 @@ class Chunks:
     def keys(self) -> Collection[Key]:
         """Of which some chunk lies somewhere."""
         return self._holders.keys()
+
+    @property
+    def nodes(self) -> AbstractSet[str]:
+        """That have some, as far as is known."""
+        return self._at.keys()
 
     @property
     def pieced(self) -> set[SaveId]:

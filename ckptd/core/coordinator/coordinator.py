@@ -218,8 +218,8 @@ class Coordinator:
         verdict = self.leave.react(now)
         if verdict is Verdict.DRAINED:
             return self.saves.drain_newest(now)
-        if verdict is Verdict.STAYS:
-            return []
+        if verdict is not Verdict.RELEASED:
+            return self.leave.rebuild.react(now) if verdict is Verdict.REBUILT else []
         self.parity.released()
         self.facts.known_nodes(())
         return [ToNode(job=self.job, message=ev.JobReleased(job=self.job, node=self._node))]
@@ -276,7 +276,7 @@ class Coordinator:
     def _fetched(self, node: str, event: ev.SegmentFetched, now: float) -> list[Action]:
         actions = [] if event.problem else self.saves.fetched(node, event.save, event.rank, now, event.attestations)
         self.restores.fetched(node, event)
-        return actions
+        return [*actions, *self.leave.rebuild.fetched(event)]
 
     def _gone(self, session: str, ranks: Iterable[int], now: float) -> list[Action]:  # what they delivered counts
         return [action for rank in ranks for action in self._left(rank, session, How.ENDED, now)]
@@ -428,7 +428,7 @@ class Coordinator:
 
     def _deadline(self) -> float | None:
         machines = (self.sessions, self.saves, self.restores, self.inventory, self.parity, self.preemption)
-        times = [machine.next_deadline() for machine in (*machines, self._missing)]
+        times = [machine.next_deadline() for machine in (*machines, self._missing, self.leave.rebuild)]
         return min((t for t in (*times, self._rescan_at, self.leave.until) if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:

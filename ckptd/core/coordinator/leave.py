@@ -4,14 +4,18 @@ import enum
 
 from ckptd.core.coordinator.departures import How
 from ckptd.core.coordinator.job_state import JobState
+from ckptd.core.coordinator.last_rebuild import LastRebuild
 from ckptd.core.coordinator.save_states import State
 from ckptd.core.coordinator.session_states import SESSION, Presence, SessionOn
+
+_NOT_ON_ITS_WAY = {State.KEPT, State.FAILED, State.SUPERSEDED}  # to the store
 
 
 class Verdict(enum.Enum):
     """What becomes of the memory now."""
 
     STAYS = enum.auto()
+    REBUILT = enum.auto()  # some of the newest is lost, and parity has it
     DRAINED = enum.auto()  # the only copy of the newest: its drain is tried again
     RELEASED = enum.auto()
 
@@ -21,6 +25,7 @@ class Leave:
 
     def __init__(self, facts: JobState) -> None:
         self._facts = facts
+        self.rebuild = LastRebuild(facts)
         self._session = facts.session
         self._state: Presence | None = None
         self._since = 0.0  # of the state
@@ -66,6 +71,12 @@ class Leave:
 
     def react(self, now: float) -> Verdict:
         """A closed job's memory is free once its newest checkpoint is durable; a crashed one's after orphan_ttl_s."""
+        verdict = self._weigh(now)
+        if verdict is not Verdict.REBUILT:
+            self.rebuild.forget()
+        return verdict
+
+    def _weigh(self, now: float) -> Verdict:
         if self._session.attended and self._state is not Presence.OPEN:
             self._move(SessionOn.ENTERED, now)
         facts = self._facts
@@ -76,8 +87,10 @@ class Leave:
         newer = facts.inventory.doubts_of(self._session.nodes) if went_on else facts.inventory.doubts
         if newer and not expired:
             return Verdict.STAYS  # a node that has not said yet what it has may have what is newer
+        if facts.active is None and not expired and self.rebuild.owed is not None:
+            return Verdict.REBUILT
         newest = facts.newest_staged
-        if newest is not None and newest.state is State.FAILED and not expired:
+        if newest is not None and newest.state in _NOT_ON_ITS_WAY and not expired:
             return Verdict.DRAINED
         waits = newest is not None and newest.state is not State.DURABLE
         if facts.active is not None or (waits and not expired):

@@ -386,7 +386,7 @@ class Restores:
             return []
         notes = (*r.notes, *self._saves.notes_of(event.save))
         self.agreed = order = self._ordered(r, notes, save=r.choice, agreed=True)
-        self.settled = r.choice if r.step is None else None
+        self.settled = r.choice if r.step is None and r.run is None else None
         return [ToNode(job=self._job, message=order)]
 
     def rank_gone(self, left: Departure) -> list[Action]:

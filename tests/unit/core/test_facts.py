@@ -6,6 +6,7 @@ import inspect
 import pytest
 
 from ckptd.core.coordinator import (
+    last_rebuild,
     leave,
     missed_loads,
     missing_ranks,
@@ -21,7 +22,7 @@ from tests.unit.sources import ROOT
 FILES = sorted((ROOT / "ckptd" / "core" / "coordinator").glob("*.py"))
 NAMED = {"session", "restore", "preemption", "inventory"}  # in the facts: their machines keep these columns
 MACHINES = {
-    leave.Leave, missed_loads.MissedLoads, missing_ranks.MissingRanks, notices.Notices,
+    last_rebuild.LastRebuild, leave.Leave, missed_loads.MissedLoads, missing_ranks.MissingRanks, notices.Notices,
     parity_scheduler.ParityScheduler,
     restores.Restores, retention.Retention, runs.Runs, saves.Saves,
 }  # fmt: skip

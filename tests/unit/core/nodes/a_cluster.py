@@ -282,17 +282,20 @@ class ACluster:
             )  # fmt: skip
         self.settle()
 
-    def ask(self, run: bytes | None = None) -> dict[int, int]:
-        """All ranks ask for the newest; the request of each."""
+    def ask(self, run: bytes | None = None, step: int | None = None) -> dict[int, int]:
+        """All ranks ask for the newest, of a run or a step if one is named; the request of each."""
         seqs = {rank: self.seq() for rank in range(len(self.homes))}
         for rank, seq in seqs.items():
-            self.say(self.node(rank), ev.LoadAsked(job=KEY, rank=rank, session=self.sid, request=seq, run=run))
+            asked = ev.LoadAsked(job=KEY, rank=rank, session=self.sid, request=seq, run=run, step=step)
+            self.say(self.node(rank), asked)
         self.settle()
         return seqs
 
-    def load(self, damaged: Container[tuple[int, Tier]] = (), run: bytes | None = None) -> list[object]:
+    def load(
+        self, damaged: Container[tuple[int, Tier]] = (), run: bytes | None = None, step: int | None = None
+    ) -> list[object]:
         """All ranks load; the answers that end it. ``tiers``: where each rank read. damaged: what they cannot read."""
-        seqs = self.ask(run)
+        seqs = self.ask(run, step)
         self.tiers, self.here = {}, {}
         answers = {rank: self.answer(rank, seqs[rank]) for rank in seqs}
         while all(isinstance(a, LoadFrom) and a.save is not None and not a.agreed for a in answers.values()):
@@ -643,6 +646,7 @@ def a_protected_job(homes: str = "abcd", scheme: Scheme = Scheme.XOR, **policy: 
 
 
 def close(cluster: ACluster) -> None:
+    cluster.alive = False
     for rank, name in enumerate(cluster.homes):
         left = ev.RankDetached(job=KEY, rank=rank, session=cluster.sid, request=cluster.seq())
         cluster.say(cluster.nodes[name], left)
