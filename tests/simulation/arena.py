@@ -48,7 +48,7 @@ class JobMemory:
 
     slots: dict[str, SlotFile] = field(default_factory=dict)
     chunks: dict[tuple[SaveId, int], ParityChunk] = field(default_factory=dict)
-    pulled: dict[tuple[SaveId, int], bytes] = field(default_factory=dict)  # for loads: what stands for their bytes
+    pulled: dict[tuple[SaveId, int], Seal] = field(default_factory=dict)  # for loads: the seals stand for their bytes
     kept: TopologyKept | None = None
     rank_files: dict[tuple[int, str], Any] = field(default_factory=dict)  # (rank, session) -> process
     serials: dict[int, int] = field(default_factory=dict)
@@ -68,9 +68,11 @@ class Arena:
 
     @property
     def used_nbytes(self) -> int:
-        """Of all slots and parity."""
+        """Of all slots, parity and what was pulled."""
         return sum(
-            sum(slot.capacity for slot in memory.slots.values()) + sum(map(parity_nbytes, memory.chunks.values()))
+            sum(slot.capacity for slot in memory.slots.values())
+            + sum(map(parity_nbytes, memory.chunks.values()))
+            + sum(seal.content_nbytes for seal in memory.pulled.values())
             for memory in self.jobs.values()
         )
 

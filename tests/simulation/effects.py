@@ -284,12 +284,13 @@ class ActionExecutor:
             seal = self._rebuild(machine, action)
         slot = machine.arena.holding(job, action.rank, action.save)
         if slot is None:
+            machine.arena.make_room(seal.content_nbytes + 8192)
             slot = machine.arena.allocate(job, action.rank, seal.content_nbytes + 8192)
             machine.arena.put_seal(job, slot, seal)
         return slot.name, seal
 
     def _pull(self, machine: Machine, action: act.PullSegments) -> tuple[dict[int, str], dict[int, str]]:
-        files, lacks = dict[int, str](), dict[int, str]()
+        files, lacks, pulled = dict[int, str](), dict[int, str](), machine.arena.job(action.job).pulled
         for pull in action.pulls:
             rank = pull.seal.rank
             try:
@@ -297,7 +298,9 @@ class ActionExecutor:
             except StoreError as error:
                 lacks[rank] = str(error)
                 continue
-            machine.arena.job(action.job).pulled[action.save, rank] = seal.leaves_digest
+            if (action.save, rank) not in pulled:
+                machine.arena.make_room(seal.content_nbytes)
+            pulled[action.save, rank] = seal
             files[rank] = f"r{rank:05d}-000001.part"
         return files, lacks
 

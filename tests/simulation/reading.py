@@ -49,7 +49,7 @@ def _here(proc: "Proc", save: SaveId, wanted: set[int]) -> Images:
             assert slot.seal.state is SlotState.DIGESTED, f"{proc} is sent to read {name} before it is digested"
             found[rank] = slot.seal.leaves_digest
         elif (save, rank) in memory.pulled:
-            found[rank] = memory.pulled[save, rank]
+            found[rank] = memory.pulled[save, rank].leaves_digest
     return found if wanted <= set(found) else {}
 
 
