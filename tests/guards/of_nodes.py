@@ -104,6 +104,11 @@ _LOSS = (
         "loss.py::test_a_node_lost_at_this_point_costs_nothing_that_was_promised[encode.half-pulled-c]",
     ),
     _row(
+        "a-closed-job-has-lost-segments-rebuilt", f"{_COORDINATOR}leave.py",
+        "if facts.active is None and not expired and self.rebuild.owed is not None:", "if False:",
+        "loss.py::test_a_checkpoint_that_the_next_start_passes_over_is_durable_when_that_closes",
+    ),
+    _row(
         "what-was-staged-only-may-be-lost", f"{_COORDINATOR}empty_loads.py",
         "lost = all(reason.lost for reason in found.reasons)", "lost = False",
         "lost_staged.py::test_a_job_whose_only_checkpoint_was_staged_on_a_lost_node_starts_from_nothing",

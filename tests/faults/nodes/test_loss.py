@@ -111,3 +111,20 @@ def come_back(four: Cluster, job: str, lost: int, promised: set[tuple[int, str]]
     assert tiers[lost] == "rebuilt" if step <= protected else tiers[lost] in {"rebuilt", "pfs"}, (found, promised)
     ranks.save(step + 10, "protected", "durable")
     four.end(ranks)
+
+
+def test_a_checkpoint_that_the_next_start_passes_over_is_durable_when_that_closes(four: Cluster):
+    ranks = four.ranks(NAMES, "passed-over")
+    ranks.connect(drain_every=1000)
+    ranks.call("load")
+    ranks.save(FIRST, "protected", "durable")
+    ranks.save(SECOND, "protected")
+    four.replace("b")  # before the ranks end: then what is in memory would be drained
+    ranks.kill()
+    ranks = four.ranks(NAMES, "passed-over")
+    ranks.connect(drain_every=1000)
+    assert {found["step"] for found in ranks.call("load", FIRST)} == {FIRST}
+    four.end(ranks)
+    wait_for(lambda: all(node.slots() == [] and node.job("passed-over") is None for node in four.nodes.values()), 15)
+    names = os.listdir(os.path.join(four.store, "passed-over"))
+    assert {found[0] for name in names if (found := parse_dirname(name))} == {FIRST, SECOND}
