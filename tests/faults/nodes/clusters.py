@@ -183,7 +183,12 @@ class Ranks:
 
     def load(self) -> list[dict[str, Any]]:
         """What each rank got, which must be all there, of one step, and bit for bit what was saved."""
-        found = self.call("load")
+        self.start("load")
+        return self.loaded()
+
+    def loaded(self) -> list[dict[str, Any]]:
+        """The same of a load that was started."""
+        found = self.results()
         assert all(f is not None and f["intact"] for f in found), found
         assert len({f["step"] for f in found}) == 1, found
         return found

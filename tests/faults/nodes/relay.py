@@ -1,4 +1,4 @@
-"""What lies between a daemon and its peers: a relay that can cut, hold, flip a bit, repeat and remember."""
+"""What lies between a daemon and its peers: a relay that can cut, hold, stall, flip a bit, repeat and remember."""
 
 import contextlib
 import os
@@ -140,6 +140,20 @@ class Relay:
         """Ends both."""
         self.control.close()
         self.bulk.close()
+
+
+class Stall:
+    """Lets so many bytes through, then nothing: the channel is held. Once."""
+
+    def __init__(self, channel: Channel, after_nbytes: int) -> None:
+        self._channel, self._left = channel, after_nbytes
+
+    def __call__(self, data: bytes) -> bytes:
+        """What goes on."""
+        before, self._left = self._left, self._left - len(data)
+        if before > 0 >= self._left:
+            self._channel.held = True
+        return data
 
 
 class Flip:
