@@ -1,5 +1,7 @@
 """Messages that wait for a later turn: all of them leave, in order, and none of an earlier link on a new one."""
 
+import time
+
 import pytest
 
 from ckptd.core import events as ev
@@ -106,3 +108,22 @@ def test_what_waits_is_sent_in_the_next_turn(pair):
     a.turn_ends()
     assert a.next_deadline() == 0.0
     pair.until(lambda: 8 in pair.counters("b"))
+
+
+def test_what_waits_for_a_daemon_that_ended_is_not_sent_to_the_next_one(pair):
+    """Its hello is received in the turn that would send what waits."""
+    a = pair.planes["a"]
+    long_turn(a)
+    a.carry(ToNode(job=JOB, node="b", message=staged("a", 9)))
+    pair.stop("b")
+    b = pair.start("b")
+    b.meet(JOB, [a.peer])
+    before, deadline = len(pair.ups("a", "b")), time.monotonic() + 10
+    while len(pair.ups("a", "b")) == before:
+        assert time.monotonic() < deadline
+        pair.heard["a"] += a.receive()
+        pair.heard["b"] += [*b.receive(), *b.tick()]
+    a.turn_begins()
+    a.carry(ToNode(job=JOB, node="b", message=staged("a", 10)))
+    pair.until(lambda: pair.counters("b"))
+    assert pair.counters("b") == [10]
