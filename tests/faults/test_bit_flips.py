@@ -9,12 +9,12 @@ import torch
 
 import ckptd_client
 from ckptd.checkpoint.verify import verify_path
-from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.manifest import COMMITTED
 from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals
 from ckptd_client import RestoreError
 from tests import pythons
+from tests.checkpoints import write_checkpoint
 from tests.cluster import Node, wait_for
 
 pytestmark = pytest.mark.faults
@@ -151,6 +151,8 @@ def test_a_bit_in_a_slot_that_is_not_committed_falls_back_to_an_older_step(node,
 
 VOTE = "sets/*/*.vote"
 MANIFEST = "ckptd.*.manifest"
+INDEX = "ckptd.*.index"
+STEPS = 200 if LONG else 80  # bits of a file that are flipped, one at a time
 
 
 def damage(path, name, where):
@@ -225,19 +227,16 @@ def test_arena_and_store_both_damaged_name_both(node, join):
     assert "block 0 " in text
 
 
-def test_no_bit_of_a_checkpoint_is_missed_by_verify(node, join):
-    with join("tiny") as client:
-        save = client.save({"w": torch.ones(3)}, 0).wait("durable", 20).save_id
-    assert isinstance(save, SaveId)
-    folder = os.path.join(node.store, "tiny", save.dirname)
-    vote, manifest = (glob.glob(pattern, root_dir=folder)[0] for pattern in (VOTE, MANIFEST))
-    assert verify_path(folder).ok
-    for name in (COMMITTED, manifest, vote, IMAGE):
-        path = os.path.join(folder, name)
+def test_no_bit_of_a_checkpoint_is_missed_by_verify(tmp_path):
+    """Of two ranks with a vote each: the file of one has an index."""
+    folder = write_checkpoint(tmp_path, [{"w": torch.ones(3)}, {"w": torch.zeros(3)}])
+    assert verify_path(str(folder)).ok
+    for name in (COMMITTED, MANIFEST, INDEX, VOTE, IMAGE):
+        path = str(min(folder.glob(name)))
         size = os.path.getsize(path)
-        for at in range(0, size * 8, 8 * max(1, size // 200) + 3):
+        for at in range(0, size * 8, 8 * max(1, size // STEPS) + 3):
             flip(path, at // 8, at % 8)
-            report = verify_path(folder)
+            report = verify_path(str(folder))
             assert any(problem.path == path for problem in report.problems), (name, at, report.problems)
             flip(path, at // 8, at % 8)
-    assert verify_path(folder).ok
+    assert verify_path(str(folder)).ok

@@ -1,8 +1,9 @@
-"""Guards of packets that a leader passes on: who may send them, and what is left when it is gone."""
+"""Guards of links: packets that a leader passes on, what is left when it is gone, messages that wait in the outbox."""
 
 from tests.guards.guard import Edit, Guard, nodes_guard
 
 _LINKS = "tests/unit/peers/test_relayed_links.py"
+_OUTBOX = "tests/unit/peers/test_outbox.py"
 _PATH = "tests/unit/peers/test_path.py"
 
 
@@ -53,5 +54,26 @@ ROWS = (
         "bundles-leave-before-packets-to-leaders", "relayed_links.py",
         "if remote.peer.node in self._leaders:\n            self._behind", "if False:\n            self._behind",
         f"{_LINKS}::test_what_a_coordinator_says_last_reaches_members_though_their_leader_forgets_the_job_at_once",
+    ),
+    Guard(
+        "members-keep-their-leader",
+        (Edit("ckptd/core/node/kept_links.py", "return self._relays  # it is on its way", "return {}  #"),),
+        ("tests/unit/core/nodes/test_kept_links.py::test_members_keep_their_leader_until_they_know_another_one",),
+    ),
+    _row(
+        "nothing-of-an-earlier-link-leaves-on-a-new-one", "plane.py",
+        "        self._outbox.drop(remote.peer.node)\n        super()._up(", "        super()._up(",
+        f"{_OUTBOX}::test_what_waits_for_a_daemon_that_ended_is_not_sent_to_the_next_one",
+    ),
+    _row(
+        "last-words-do-not-stay-in-the-outbox", "plane.py",
+        "        self._outbox.send_more(math.inf)\n        self.meetings.forget(job)",
+        "        self.meetings.forget(job)",
+        f"{_OUTBOX}::test_last_words_leave_before_the_end[forget]",
+    ),
+    _row(
+        "what-waits-is-not-overtaken", "outbox.py",
+        "if self._waiting or self._clock() >= self._until:", "if self._clock() >= self._until:",
+        f"{_OUTBOX}::test_a_later_message_does_not_overtake_those_that_wait",
     ),
 )  # fmt: skip

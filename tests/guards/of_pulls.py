@@ -22,7 +22,7 @@ ROWS = (
     _row(
         "what-does-not-come-is-made-good", "ckptd/core/coordinator/load_round.py",
         "            self._lost(save, lacked)\n", "            pass\n",
-        f"{_PULLED_LOSS}test_a_daemon_dies_while_ranks_pull[c-away-xor]",
+        f"{_PULLED_LOSS}test_a_flipped_bit_on_the_wire_is_in_no_state",
     ),
     _row(
         "pulled-bytes-are-those-that-were-sent", "ckptd/shared/bulk/client.py",
@@ -41,20 +41,19 @@ ROWS = (
     ),
     _row(
         "what-is-pulled-is-given-back", "ckptd/arena/partial_segments.py",
-        "            self._arena.unlink(self._job, partial.name)\n", "            pass\n".replace("pass", "del partial"),
+        "            self._arena.unlink(self._job, partial.name)\n", "            del partial\n",
         f"{_PULLS}test_memory_counts_by_the_page_and_is_given_back",
     ),
     _row(
         "an-index-is-the-one-that-is-pinned", "ckptd/shared/format/stored_records.py",
         "if (len(raw), files.integrity.digest(raw, Purpose.INDEX)) != (index.nbytes, index.digest):", "if not raw:",
         f"{_NEEDED}test_an_index_that_is_damaged_is_refused_by_name_and_all_votes_say_the_same",
-        f"{_FLIPS}test_a_bit_in_the_index_costs_no_load_and_is_named",
     ),
     _row(
         "a-damaged-index-costs-no-load", "client/ckptd_client/_load/needed.py",
-        "    except (DamagedError, OSError) as error:\n        log.warning(\"ckptd: warning: %s; all votes",
-        "    except FileExistsError as error:\n        log.warning(\"ckptd: warning: %s; all votes",
-        f"{_FLIPS}test_a_bit_in_the_index_costs_no_load_and_is_named",
+        '    except (DamagedError, OSError) as error:\n        log.warning("ckptd: warning: %s; all votes',
+        '    except FileExistsError as error:\n        log.warning("ckptd: warning: %s; all votes',
+        f"{NODES}test_damage.py::test_in_the_index_of_a_checkpoint_it_costs_no_load",
     ),
     _row(
         "verify-compares-the-index-with-the-records", "ckptd/checkpoint/verify_index.py",
@@ -65,6 +64,6 @@ ROWS = (
         "verify-reads-the-index", "ckptd/checkpoint/verify.py",
         "        if wrong := index_problem(opened):\n", "        if wrong := '':\n",
         f"{_FLIPS}test_no_bit_of_a_checkpoint_is_missed_by_verify",
-        f"{_FLIPS}test_a_bit_in_the_index_costs_no_load_and_is_named",
+        f"{NODES}test_damage.py::test_in_the_index_of_a_checkpoint_it_costs_no_load",
     ),
 )  # fmt: skip

@@ -6,21 +6,24 @@ from tests.guards import (
     of_ends,
     of_leaders,
     of_nodes,
+    of_pulls,
     of_replicas,
+    of_reports,
     of_saves,
     of_simulator,
     of_tools,
 )
-from tests.guards.guard import FAULTS, Guard
+from tests.guards.guard import FAULTS, NODES, Guard
 
 GUARDS: tuple[Guard, ...] = (
     *of_simulator.ROWS, *of_nodes.ROWS, *of_saves.ROWS, *of_daemons.ROWS, *of_ends.ROWS, *of_tools.ROWS,
-    *of_connect.ROWS, *of_leaders.ROWS, *of_replicas.ROWS,
+    *of_connect.ROWS, *of_leaders.ROWS, *of_replicas.ROWS, *of_pulls.ROWS, *of_reports.ROWS,
 )  # fmt: skip
 
 _COSTS = "it takes 3 GiB of /dev/shm and fails after a minute; tests/faults/test_slow_memory.py has the same guard"
 WITHOUT = {  # tests that have no row, and why
     f"{FAULTS}test_demo.py::test_an_interrupted_demo_leaves_nothing_behind": "it runs in the long form alone",
+    f"{NODES}test_pulled_loss.py::test_a_daemon_that_pulls_stays_away": "it runs in the long form alone",
     f"{FAULTS}test_first_save.py::test_without_a_load_it_waits_for_one_slot": _COSTS,
     f"{FAULTS}test_first_save.py::test_after_a_load_it_costs_what_the_next_ones_do": _COSTS,
     f"{FAULTS}test_growth.py::test_thousands_of_tensors_need_a_handful_of_descriptors":

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals
 from tests.cluster import Node, wait_for
 from tests.faults.nodes.clusters import KB, Cluster, Ranks, a_cluster
@@ -120,3 +121,21 @@ def test_in_what_a_rebuild_needs(four: Cluster, scheme: str, where: str):
     assert tiers[0] == tiers[3] == "arena"
     assert tiers[1] == "pfs", notes  # double could bear it, but a rebuild is not tried again without the damaged source
     assert "node c" in notes, notes
+
+
+def test_in_the_index_of_a_checkpoint_it_costs_no_load(four: Cluster):
+    """All that the index says the records of all ranks say too. Other ranks than those that saved read it."""
+    ranks = four.ranks("abcd", "index", sizes=SIZES)
+    ranks.connect()
+    ranks.call("load")
+    ranks.save(10, "durable")
+    four.end(ranks)
+    (path,) = glob.glob(os.path.join(four.store, "index", "step-*", "ckptd.*.index"))
+    flip(path, os.path.getsize(path) // 2)
+    assert [problem.path for problem in verify_path(os.path.dirname(path)).problems] == [path]
+    ranks = four.ranks("abc", "index", sizes=SIZES)
+    ranks.connect()
+    assert {(f["step"], f["tier"]) for f in ranks.load()} == {(10, "pfs")}
+    for said in ranks.call("logs"):
+        assert [line for line in said if path in line and "all votes are read instead" in line], said
+    four.end(ranks)

@@ -1,13 +1,14 @@
 """A daemon dies while ranks of another number pull what they need from the memory of nodes: the load ends right."""
 
 import glob
+import re
 from typing import NamedTuple
 
 import pytest
 
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import MB, Cluster, Ranks, a_cluster
-from tests.faults.nodes.relay import Stall
+from tests.faults.nodes.relay import Flip, Stall
 from tests.faults.ranks import RankError
 from tests.long_form import in_long
 
@@ -54,16 +55,21 @@ def save(ranks: Ranks, step: int, redundancy: str) -> None:
     ranks.save(step, *(["protected"] if redundancy != "none" else []), "durable")
 
 
-def pulling(four: Cluster, job: str, redundancy: str) -> Ranks:
-    """Ranks that load what four others saved, once some bytes of it have come from the source, and no more come."""
+def saved(four: Cluster, job: str, redundancy: str) -> Ranks:
+    """Ranks that have connected, to load what four others saved."""
     ranks = four.ranks("abcd", job, sizes=[MB])
     ranks.connect(redundancy=redundancy)
     ranks.call("load")
     save(ranks, 10, redundancy)
     ranks.kill()
-    bulk = four.relays[SOURCE].bulk
     ranks = four.ranks(HOMES, job, sizes=[MB])
     ranks.connect(redundancy=redundancy)
+    return ranks
+
+
+def pulling(four: Cluster, job: str, redundancy: str) -> Ranks:
+    """The same in their load: some bytes have come from the source, and no more come."""
+    ranks, bulk = saved(four, job, redundancy), four.relays[SOURCE].bulk
     bulk.from_daemon = Stall(bulk, PULLED_NBYTES)
     ranks.start("load")
     wait_for(lambda: bulk.held, 20)
@@ -91,6 +97,20 @@ def test_a_daemon_dies_while_ranks_pull(four: Cluster, death: Death):
     if death.then == "away":
         four.start(death.node)
     end(four, ranks, death.redundancy)
+
+
+def test_a_flipped_bit_on_the_wire_is_in_no_state(four: Cluster):
+    job = "pull-flip"
+    ranks = saved(four, job, "xor")
+    flip = four.relays[SOURCE].bulk.from_daemon = Flip(PULLED_NBYTES)
+    ranks.start("load")
+    found = ranks.loaded()
+    assert flip.done
+    assert {(f["step"], f["tier"]) for f in found} == {(10, "rebuilt")}, found
+    notes = "; ".join(note for f in found for note in f["notes"])
+    assert re.search(f"node {SOURCE}: bytes of rank 2.* were damaged on the wire", notes), notes
+    four.relays[SOURCE].bulk.from_daemon = None
+    end(four, ranks, "xor")
 
 
 @pytest.mark.parametrize("node", in_long("d"))

@@ -234,15 +234,21 @@ def test_what_all_ranks_have_whole_is_read_of_one_and_compared_with_some(tmp_pat
     assert "ranks 0 to 23 saved state['same'], perhaps each a value of its own" in notes[1]
 
 
-@pytest.mark.parametrize("harm", ["flipped", "gone", "short"])
+def another_index(final):
+    """A sound one, of images that are a byte longer."""
+    return encode_index([Record(r.rank, r.nbytes + 1, r.layout, r.leaves) for r in records_of(final)])
+
+
+@pytest.mark.parametrize("harm", ["flipped", "gone", "short", "another's"])
 def test_an_index_that_is_damaged_is_refused_by_name_and_all_votes_say_the_same(tmp_path, harm, caplog):
     final = Path(write(tmp_path / "s", 4, rows(4)))
     (path,) = final.glob("ckptd.*.index")
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
+    harmed = {"flipped": raw, "short": raw[:-1], "another's": another_index(final)}
     path.unlink()
     if harm != "gone":
-        path.write_bytes(raw if harm == "flipped" else raw[:-1])
+        path.write_bytes(harmed[harm])
     load(str(final), 1, 2, rows(2, empty=True))
     (said,) = [record.getMessage() for record in caplog.records if "index" in record.getMessage()]
     assert str(path) in said
@@ -254,8 +260,7 @@ def test_an_index_that_is_damaged_is_refused_by_name_and_all_votes_say_the_same(
 def test_verify_reports_an_index_that_says_something_else_than_the_records(tmp_path):
     """Its digest is right: whoever wrote it also wrote the manifest."""
     final = Path(write(tmp_path / "s", 4, rows(4)))
-    records = records_of(final)
-    data = encode_index([Record(r.rank, r.nbytes + 1, r.layout, r.leaves) for r in records])
+    records, data = records_of(final), another_index(final)
     index = IndexFile(len(data), XXH3.digest(data, Purpose.INDEX))
     (final / index.name).write_bytes(data)
     manifest = msgspec.structs.replace(records.manifest, index=index)

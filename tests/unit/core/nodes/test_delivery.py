@@ -90,3 +90,20 @@ def test_a_rank_that_ends_alone_is_reported_soon():
     assert facts(seen) == []
     job.tick(TOGETHER_S)
     assert [fact.ranks for fact in facts(seen)] == [(5,)]
+
+
+def test_all_nodes_that_know_a_rank_learn_that_it_ended():
+    """The next session, on another coordinator, waits for it."""
+    cluster = ACluster("abc")
+    cluster.connect("abc")
+    before = cluster.sid
+    for rank in (0, 1):
+        cluster.say(cluster.node(rank), ev.RankGone(job=KEY, rank=rank, session=before))
+    cluster.settle()
+    cluster.connect("bac", expect=False)
+    sessions = cluster.nodes["b"].job.coordinator.sessions
+    assert sessions.session != cluster.sid
+    cluster.say(cluster.nodes["c"], ev.RankGone(job=KEY, rank=2, session=before))
+    cluster.settle()
+    cluster.tick(TOGETHER_S)
+    assert sessions.session == cluster.sid
