@@ -28,7 +28,9 @@ from ckptd.shared.format.together import Alive, silent
 
 VERSION = 1
 _Index = Annotated[int, msgspec.Meta(ge=0)]
-_Runs = list[Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)]]  # first and end of each run of ranks
+_Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)]
+_Runs = list[_Number]  # first and end of each run of ranks
+_SomeRuns = Annotated[list[_Number], msgspec.Meta(min_length=2)]
 
 
 class _Kind(msgspec.Struct, frozen=True, array_like=True):
@@ -43,7 +45,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     kinds: list[_Kind]  # by their lowest ranks
     shared: list[bytes]
-    differing: dict[str, _Runs]  # names of plain values that differ between ranks, to the ranks that have one
+    differing: dict[str, _SomeRuns]  # names of plain values that differ between ranks, to the ranks that have one
 
 
 class Record(NamedTuple):
@@ -240,6 +242,6 @@ def decode_index(data: bytes, world_size: int, *, where: str) -> RecordIndex:
 
 
 def _checked(runs: Sequence[int], world_size: int, where: str) -> list[tuple[int, int]]:
-    if len(runs) % 2 or list(runs) != sorted(runs) or (runs and runs[-1] > world_size):
+    if len(runs) % 2 or list(runs) != sorted({*runs}) or (runs and runs[-1] > world_size):
         raise DamagedError(f"{where}: runs of ranks that are none")
     return list(pairs(runs))

@@ -100,6 +100,8 @@ def kind(number, value):
         (kind(4, {1: [0, 1]}), "ranks with boxes of no tensor"),
         (kind(4, {0: [0, 1 << 20]}), "runs of ranks that are none"),
         (lambda raw: raw.update(differing={"rng": [0, 1 << 20]}), "runs of ranks that are none"),
+        (lambda raw: raw.update(differing={"rng": [3, 3]}), "runs of ranks that are none"),
+        (lambda raw: raw.update(differing={"rng": []}), "not readable"),
         (lambda raw: raw.update(kinds=[]), "do not have each of 8 ranks once"),
         (lambda raw: raw.update(kinds=7), "not readable"),
     ],
