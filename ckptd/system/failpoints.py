@@ -35,6 +35,8 @@ POINTS = (
     "commit.vote-unsynced",
     "commit.after-vote",
     "commit.before-manifest",
+    "commit.index-unsynced",
+    "commit.index-named",
     "commit.manifest-unsynced",
     "commit.before-committed",
     "commit.committed-unsynced",

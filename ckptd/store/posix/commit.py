@@ -156,7 +156,8 @@ def _write_index(fs: FileLayer, place: Place, votes: list[Vote], alive: Alive) -
         return None
     index = IndexFile(len(data), fs.integrity.digest(data, Purpose.INDEX))
     path = os.path.join(place.partial, index.name)
-    fs.rename(fs.write_temp(path, data), path)
+    fs.rename(fs.write_temp(path, data, before_sync=_reaching("commit.index-unsynced")), path)
+    failpoints.reach("commit.index-named")
     return index
 
 

@@ -5,13 +5,13 @@ import signal
 
 import pytest
 
+from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.wording import named_ranks
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster, a_cluster
+from tests.long_form import LONG, in_long
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-two")]
-
-LONG = os.environ.get("FAULTS") == "long"
 
 
 @pytest.fixture(name="four", scope="module")
@@ -127,7 +127,11 @@ def test_a_node_is_lost_of_which_a_rebuild_takes_bytes(four: Cluster, scheme: st
     four.end(ranks)
 
 
-COMMITS = ["commit.before-rename", *(["commit.before-manifest", "commit.after-rename"] if LONG else [])]
+COMMITS = [
+    "commit.before-rename",
+    "commit.index-named",
+    *in_long("commit.before-manifest", "commit.index-unsynced", "commit.after-rename"),
+]
 
 
 @pytest.mark.parametrize("point", COMMITS)
@@ -151,3 +155,4 @@ def test_others_finish_the_commit_of_a_coordinator_that_is_lost(four: Cluster, t
     assert {f["step"] for f in found} == {10}
     ranks.save(20, "protected", "durable")
     four.end(ranks)
+    assert verify_path(home).problems == []
