@@ -18,7 +18,8 @@ from ckptd.shared.base.ids import file_name
 from ckptd.shared.format.columns import column, numbers_in, parts_in, signed, squeezed
 from ckptd.shared.format.committed_record import encode_committed, make_committed
 from ckptd.shared.format.digest import blocks, digest
-from ckptd.shared.format.manifest import COMMITTED, FileRecord, Manifest, decode_manifest, decode_vote
+from ckptd.shared.format.integrity import XXH3, Purpose
+from ckptd.shared.format.manifest import COMMITTED, FileRecord, IndexFile, Manifest, decode_manifest, decode_vote
 from ckptd.shared.format.packed_layout import Known, Parts, layout_in
 from ckptd.shared.format.set_places import vote_place, voter
 from tests.runs import SET, manifest_in
@@ -47,6 +48,16 @@ def put_manifest(final: Path, body: bytes, committed: Manifest | None = None) ->
     manifest_in(final).unlink()
     (final / record.manifest).write_bytes(sealed(body))
     (final / COMMITTED).write_bytes(encode_committed(record))
+
+
+def put_index(final: Path, data: bytes) -> None:
+    """Any bytes as the index of the records, and a manifest that pins them."""
+    before = manifest_of(final)
+    assert before.index is not None
+    (final / before.index.name).unlink()
+    index = IndexFile(len(data), XXH3.digest(data, Purpose.INDEX))
+    (final / index.name).write_bytes(data)
+    put_manifest(final, msgspec.msgpack.encode(msgspec.structs.replace(before, index=index)))
 
 
 def edit_manifest(final: Path, change: Callable[[Any], None]) -> None:

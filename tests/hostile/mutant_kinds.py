@@ -25,6 +25,7 @@ from ckptd.parity.record import ParitySeal
 from ckptd.peers.keys import make_keys
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format import arena_paths, rank_file
+from ckptd.shared.format.columns import parts_in, squeezed
 from ckptd.shared.format.committed import INCARNATIONS_DIR
 from ckptd.shared.format.digest import digest
 from ckptd.shared.format.layout import SavedFor
@@ -50,6 +51,7 @@ from tests.hostile import forge, mutant_readers
 from tests.hostile.mutate import edgy, mutated, to_json, to_msgpack, torn
 from tests.hostile.reader import some_state
 from tests.hostile.test_through_the_daemon import Place
+from tests.on_meshes import write
 from tests.parity_store import Made
 from tests.runs import STORE_ID, vote_in
 from tests.unit.shared import test_messages
@@ -78,6 +80,11 @@ def final(folder: pathlib.Path, *, boxes: bool = False) -> pathlib.Path:
     for number in (3, 4):
         (made.parent / INCARNATIONS_DIR / f"i{number:08d}").touch()
     return made
+
+
+def ranks_tree(folder: pathlib.Path) -> pathlib.Path:
+    """Of four ranks, on a mesh of two dimensions and on one of one: the records have an index."""
+    return pathlib.Path(write(folder / "store", 4, mutant_readers.rows_of_four))
 
 
 def partial_tree(folder: pathlib.Path) -> pathlib.Path:
@@ -147,6 +154,7 @@ STAGES = ("stage1", "stage2", "stage3", "pipeline")
 TREES: dict[str, Callable[[pathlib.Path], pathlib.Path]] = {
     "final": final,
     "boxes": partial(final, boxes=True),
+    "ranks": ranks_tree,
     "partial": partial_tree,
     "parity": parity_tree,
     "arena": arena_tree,
@@ -168,6 +176,27 @@ def manifest(chance: random.Random, path: pathlib.Path) -> None:
 def committed(chance: random.Random, path: pathlib.Path) -> None:
     raw = json.loads((path / COMMITTED).read_bytes())
     (path / COMMITTED).write_bytes(to_json(mutated(chance, raw)))
+
+
+def record_index(chance: random.Random, path: pathlib.Path) -> None:
+    """Its parts, which are read of a deflated list, or its bytes."""
+    (where,) = path.glob("ckptd.*.index")
+    data = where.read_bytes()
+    if chance.random() < 0.2:
+        forge.put_index(path, torn(chance, data))
+        return
+    head, sizes = parts_in(data, 2, "index")
+    if chance.random() < 0.1:
+        sizes = torn(chance, sizes)
+    else:
+        raw = msgspec.msgpack.decode(head)
+        if chance.random() < 0.3:  # the parts of layouts, which its kinds have
+            one = chance.randrange(len(raw["shared"]))
+            raw["shared"][one] = torn(chance, raw["shared"][one])
+        else:
+            raw = mutated(chance, raw)
+        head = to_msgpack(raw)
+    forge.put_index(path, squeezed([head, sizes]))
 
 
 def layout(chance: random.Random, path: pathlib.Path) -> None:
@@ -535,6 +564,8 @@ KINDS: dict[str, Kind] = {
     "manifest": Kind("final", manifest, CHECKPOINT),
     "manifest of parts": Kind("boxes", manifest, mutant_readers.BOXES),
     "COMMITTED": Kind("final", committed, CHECKPOINT),
+    "index of records": Kind("ranks", record_index, mutant_readers.RANKS),
+    "any file of ranks": Kind("ranks", any_file, mutant_readers.RANKS),
     "layout": Kind("final", layout, CHECKPOINT),
     "layout of parts": Kind("boxes", layout, mutant_readers.BOXES),
     "leaves": Kind("final", leaves, CHECKPOINT),

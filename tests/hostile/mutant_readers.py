@@ -43,9 +43,11 @@ from ckptd.system.config import load_config
 from ckptd.system.files import FileLayer
 from ckptd_client._load.foreign.load_from import load_from
 from ckptd_client._load.reader import open_slot
+from ckptd_client._load.rounds import read_checkpoint
 from ckptd_client._local.rank import Group
 from tests.checkpoints import SAVE
 from tests.hostile import reader
+from tests.on_meshes import rank_of, spread
 from tests.records import pinned, superseded, take, taken_over_by
 from tests.runs import RUN, STORE_ID, TAKER
 
@@ -135,6 +137,27 @@ CHECKPOINT = {
     "prune": pruned,
 }
 BOXES = {name: of_boxes(call) for name, call in CHECKPOINT.items()}
+
+
+def rows_of_four(rank):
+    """What each of four ranks saves: parts of tensors, of which not every rank has one, and values of its own."""
+    rows, _ = spread("rows", (512, 96), range(4), (2, 2), (0, 1))
+    few, _ = spread("few", (3, 2), range(4), (4,), (0,))
+    return {"rows": rows, "few": few, "plain": torch.ones(3), "rank": rank}
+
+
+def load_others(final):
+    """As a rank of two, which needs some images of the four: those that the index names. It gets its own rows."""
+    with rank_of(1, 2):
+        cuts = {"rows": (512, 96), "few": (3, 2)}
+        mine = {name: spread(name, shape, range(2), (2,), (0,), empty=True) for name, shape in cuts.items()}
+        state = {"plain": torch.zeros(3), "rank": 0} | {name: tensor for name, (tensor, _) in mine.items()}
+        fitted, _, _ = read_checkpoint(final, state, group=Group(1, 2, "test"))
+        fitted.finish(state)
+        assert all(torch.equal(tensor.to_local(), part) for tensor, part in mine.values())
+
+
+RANKS = {"load": load_others, "verify": verify_path, "rebuild": rebuild, "list": CHECKPOINT["list"], "prune": pruned}
 UNFINISHED = {
     "list": lambda path: quietly("list", os.path.dirname(path)),
     "verify": lambda path: verify_path(os.path.dirname(path)),

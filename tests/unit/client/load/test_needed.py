@@ -1,98 +1,28 @@
 """A load into another number of ranks reads the records of the ranks that hold what it wants, and gets the same."""
 
-import contextlib
 import math
-import os
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.distributed.tensor import DTensor
 
 from ckptd.checkpoint.verify import verify_path
-from ckptd.shared.base.ids import JobKey, file_name
-from ckptd.shared.format.committed_record import encode_committed, make_committed
-from ckptd.shared.format.integrity import XXH3, Purpose
-from ckptd.shared.format.manifest import FileRecord, IndexFile, encode_record
-from ckptd.shared.format.packed_layout import parted
-from ckptd.shared.format.placement import REPLICATED, Mesh, box_at
+from ckptd.shared.format.placement import REPLICATED
 from ckptd.shared.format.record_index import Record, encode_index
-from ckptd.shared.format.slot import align_up
 from ckptd.shared.format.stored_records import StoredRecords
-from ckptd.store.posix.commit import commit
-from ckptd.store.posix.scan import Place
-from ckptd.system.files import FileLayer
 from ckptd_client import MismatchError
 from ckptd_client._image import plan
-from ckptd_client._image.plan import gather, make_plan
 from ckptd_client._load import needed, stored_fit
 from ckptd_client._load.rounds import read_checkpoint
 from ckptd_client._local.rank import Group
 from ckptd_client._state.naming import NOTHING_NAMED
 from ckptd_client._state.pickle import NO_PICKLE
-from tests.checkpoints import SAVE, digests_of, filled, put_image, put_vote
+from tests.hostile import forge
+from tests.on_meshes import rank_of, spread, values, write
 from tests.stored import records_of
-
-
-@contextlib.contextmanager
-def rank_of(rank, world_size):
-    """torch.distributed as this rank has it."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def values(name, shape):
-    """Of a tensor: each element another one."""
-    count = math.prod(shape)
-    return (torch.arange(count, dtype=torch.float32) + sum(map(ord, name)) * 10_000).reshape(shape)
-
-
-def spread(name, shape, ranks, mesh_shape, cuts, *, empty=False):
-    """This rank's DTensor of a tensor on a mesh."""
-    mesh = DeviceMesh("cpu", torch.tensor(ranks).reshape(mesh_shape))
-    place = mesh.get_coordinate()
-    offsets, sizes = box_at(shape, Mesh(mesh_shape, tuple(place)), cuts)
-    part = values(name, shape)[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))]
-    local = torch.full(sizes, -1.0) if empty else part.clone()
-    placements = [Replicate() if cut == REPLICATED else Shard(cut) for cut in cuts]
-    stride = torch.empty(shape).stride()
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride), part
-
-
-def write(store, world_size, state_of, *, per_node=1, replicated=None):
-    """A committed checkpoint of what each rank makes; nodes of so many ranks."""
-    os.makedirs(store, exist_ok=True)
-    place = Place(JobKey(str(store), "demo"), SAVE)
-    records = []
-    for rank in range(world_size):
-        with rank_of(rank, world_size):
-            state = state_of(rank)
-            made = make_plan(state, rank=rank, world_size=world_size, replicated=replicated)
-            found = gather(made, state)
-            memory = torch.zeros(align_up(made.nbytes), dtype=torch.uint8)
-            if found.tensors:
-                with torch.no_grad():
-                    torch._foreach_copy_(made.views(memory), found.tensors)
-            image = filled(made, memory, SAVE)
-        record = FileRecord(
-            name=file_name(rank), rank=rank, nbytes=len(image), digests=digests_of(image, XXH3),
-            **parted(made.layout, "plan")._asdict(), leaves=found.plain.leaves, parts=made.image.part_nbytes,
-        )  # fmt: skip
-        put_image(place, record, image)
-        records.append(record)
-    for first in range(0, world_size, per_node):
-        put_vote(place, records[first : first + per_node], world_size=world_size, node=f"n{first:04}", objects=None)
-    commit(FileLayer(), place.key, SAVE, "test")
-    return place.final
 
 
 @pytest.fixture
@@ -260,16 +190,9 @@ def test_an_index_that_is_damaged_is_refused_by_name_and_all_votes_say_the_same(
 def test_verify_reports_an_index_that_says_something_else_than_the_records(tmp_path):
     """Its digest is right: whoever wrote it also wrote the manifest."""
     final = Path(write(tmp_path / "s", 4, rows(4)))
-    records, data = records_of(final), another_index(final)
-    index = IndexFile(len(data), XXH3.digest(data, Purpose.INDEX))
-    (final / index.name).write_bytes(data)
-    manifest = msgspec.structs.replace(records.manifest, index=index)
-    raw = encode_record(manifest)
-    committed = make_committed(manifest, raw)
-    (final / committed.manifest).write_bytes(raw)
-    (final / "COMMITTED").write_bytes(encode_committed(committed))
+    forge.put_index(final, another_index(final))
     found = {problem.path: problem.what for problem in verify_path(str(final)).problems}
-    assert found[str(final / index.name)] == "says something else than the records"
+    assert found[str(*final.glob("ckptd.*.index"))] == "says something else than the records"
 
 
 @pytest.mark.usefixtures("no_others")
