@@ -8,9 +8,10 @@ from ckptd.shared.format.layout import Leaves, decode_leaves
 from ckptd.shared.format.manifest import FileRecord
 from ckptd.shared.format.stored_records import StoredRecords
 from ckptd_client._load.fit import Fit, fit
-from ckptd_client._load.needed import index_of, needed_saves
+from ckptd_client._load.needed import needed_saves
 from ckptd_client._load.reader import check_files
 from ckptd_client._load.saved_names import OtherRanksNeededError, Saves, saves_of
+from ckptd_client._load.sought import index_of
 from ckptd_client._local.rank import Group
 from ckptd_client._state.naming import Named
 from ckptd_client._state.pickle import PickleKeys

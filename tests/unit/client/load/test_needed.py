@@ -15,7 +15,7 @@ from ckptd.shared.format.record_index import Record, encode_index
 from ckptd.shared.format.stored_records import StoredRecords
 from ckptd_client import MismatchError
 from ckptd_client._image import plan
-from ckptd_client._load import needed, stored_fit
+from ckptd_client._load import sought, stored_fit
 from ckptd_client._load.rounds import read_checkpoint
 from ckptd_client._local.rank import Group
 from ckptd_client._state.naming import NOTHING_NAMED
@@ -98,7 +98,7 @@ def wanted_in(job):
     return state_of
 
 
-def targets(final, rank, world_size, state_of, find=needed.index_of):
+def targets(final, rank, world_size, state_of, find=sought.index_of):
     """What a load would read: image, offset, bytes. find: the index of the records."""
     with rank_of(rank, world_size), pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_fit, "index_of", find)
