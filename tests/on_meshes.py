@@ -76,3 +76,13 @@ def write(store, world_size, state_of, *, per_node=1, replicated=None):
         put_vote(place, records[first : first + per_node], world_size=world_size, node=f"n{first:04}", objects=None)
     commit(FileLayer(), place.key, SAVE, "test")
     return place.final
+
+
+def rows(world_size, *, empty=False):
+    """A state of one tensor of 64 rows that are divided among the ranks."""
+
+    def state_of(rank):
+        tensor, part = spread("w", (64, 2), list(range(world_size)), (world_size,), (0,), empty=empty)
+        return ({"w": tensor}, {"w": part}) if empty else {"w": tensor}
+
+    return state_of

@@ -355,7 +355,7 @@ class Client(Preemptible):
         Raises:
             RestoreError: There is a checkpoint, but none can be read.
         """
-        found = self._find(step)
+        found = self._find(step, whole=True)
         return RestoredFiles(found) if found is not None else None
 
     def gather(
@@ -383,9 +383,10 @@ class Client(Preemptible):
         with self._settled():
             return self._link.ask(make, deadline)
 
-    def _find(self, step: int | None) -> Checkpoint | None:
+    def _find(self, step: int | None, *, whole: bool) -> Checkpoint | None:
         with self._settled():
-            order, found = find(self._link, None if step is None else _settings.as_step(step), self._ask_place)
+            wanted = None if step is None else _settings.as_step(step)
+            order, found = find(self._link, wanted, self._ask_place, whole=whole)
             self._staging.numbers.begin_incarnation(order)
             if found is not None:
                 found.notes = (*order.notes, *found.notes)
@@ -433,10 +434,12 @@ def staging_of(client: Client) -> Staging:
 def find_of(client: Client, step: int | None) -> Checkpoint:
     """Returns the checkpoint that `load` would restore, agreed by all ranks, for the caller to read. Collective.
 
+    On the store each rank has looked at a part of the records.
+
     Raises:
         RestoreError: There is none.
     """
-    found = client._find(step)  # noqa: SLF001 - the same access
+    found = client._find(step, whole=False)  # noqa: SLF001 - the same access
     if found is None:
         hint = f"ckptd list {staging_of(client).job.store}/{client.job}"
         raise RestoreError("there is no checkpoint to restore", hint=hint)

@@ -5,6 +5,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId
@@ -12,6 +13,7 @@ from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Layout, Leaves, decode_leaves
 from ckptd.shared.format.manifest import COMMITTED, UNPUBLISHED, FileRecord
+from ckptd.shared.format.record_index import RecordIndex
 from ckptd.shared.format.replica_attestations import Compared, compared
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd.shared.format.stored_files import StoredFiles
@@ -32,6 +34,7 @@ from ckptd_client._load.reader import (
 from ckptd_client._load.saved_names import OtherRanksNeededError
 from ckptd_client._load.shared_read.participants import Participants
 from ckptd_client._load.shared_read.read import copy_out_together
+from ckptd_client._load.sought import index_of
 from ckptd_client._state.replica_choice import doubt_of
 
 _DIGESTS_S = 60.0  # limit for the daemon to take another rank's digests
@@ -60,7 +63,8 @@ class Checkpoint:
         self._participants: Participants | None = None  # of its next reading by read_all; None: this rank alone
         self._sources = sources
         self._open = opener
-        self._records = records
+        self.records = records  # of what lies on the store, each read when it is asked for
+        self._described: dict[int, Source] | None = None  # all of these
         self.segments = segments  # in the memory of nodes; they are released by close
         self._integrity = integrity
         self.stored = stored  # what lies on the store, or will, once it is committed
@@ -69,11 +73,13 @@ class Checkpoint:
     @property
     def doubts(self) -> list[str]:
         """Notes on the comparison of replicas, for readers from the store."""
-        return doubt_of(self.replicas) if self._records is not None else []
+        return doubt_of(self.replicas) if self.records is not None else []
 
     @property
     def replicas(self) -> Compared:
         """How far the attestations of its ranks prove that replicas hold the same."""
+        if self.records is not None:
+            return self.records.manifest.replicas
         return compared({rank: source.attestations for rank, source in self._sources.items()})
 
     @property
@@ -101,24 +107,54 @@ class Checkpoint:
     @property
     def world_size(self) -> int:
         """The number of ranks that saved it."""
-        return next(iter(self._sources.values())).layout.world_size
+        return len(self.records) if self.records is not None else next(iter(self._sources.values())).layout.world_size
 
     @property
     def layouts(self) -> dict[int, Layout]:
-        """By rank."""
-        return {rank: source.layout for rank, source in self._sources.items()}
+        """By rank. Blocks for all votes of what lies on the store. Raises DamagedError, OSError; so do the next two."""
+        return {rank: source.layout for rank, source in self._every.items()}
 
     @property
     def leaves(self) -> dict[int, Leaves]:
         """By rank."""
-        return {rank: source.leaves for rank, source in self._sources.items()}
+        return {rank: source.leaves for rank, source in self._every.items()}
+
+    def leaves_of(self, rank: int) -> Leaves:
+        """Of one rank. Blocks for its vote, of what lies on the store."""
+        if self.records is None:
+            return self._sources[rank].leaves
+        return decode_leaves(self.records[rank].leaves, where=self.records.files.where(self.records[rank].name))
+
+    @cached_property
+    def index(self) -> RecordIndex | None:
+        """Of the records: None also where it cannot be read, and in memory."""
+        return index_of(self.records) if self.records is not None else None
+
+    def check(self, ranks: Iterable[int]) -> None:
+        """Raises unless the records of these ranks can be read, and their images exist; nothing for what is in memory.
+
+        Blocks for their votes. Raises DamagedError, OSError.
+        """
+        if self.records is not None:
+            ranks = sorted(ranks)
+            self.records.fetch(ranks)
+            check_files(self.stored, [self.records[rank] for rank in ranks])
+
+    @property
+    def _every(self) -> dict[int, Source]:
+        """What is known of each image."""
+        if self.records is None:
+            return self._sources
+        if self._described is None:
+            self._described = {record.rank: _described(self.records, record) for record in self.records}
+        return self._described
 
     @property
     def images(self) -> Images:
         """Ranges of its images without checks of digests; for slots until close."""
         if self.segments is not None:
             return self.segments.images
-        return images_in(self._records) if self._records is not None else images_of(self._sources)
+        return images_in(self.records) if self.records is not None else images_of(self._sources)
 
     def read(self, rank: int, targets: list[Target]) -> None:
         """Fills the targets from a rank's image, digests checked; from the store if the slot is damaged.
@@ -157,9 +193,9 @@ class Checkpoint:
         Raises DamagedError, OSError.
         """
         participants, self._participants = self._participants, None
-        if participants is not None and self._records is not None:
+        if participants is not None and self.records is not None:
             try:
-                copy_out_together(self._open, targets, self._records, participants, self._integrity)
+                copy_out_together(self._open, targets, self.records, participants, self._integrity)
             finally:
                 participants.leave()
             return
@@ -192,12 +228,11 @@ def _close(sources: dict[int, Source]) -> None:
 
 
 def open_directory(directory: str, save: SaveId | None = None, integrity: Integrity = XXH3) -> Checkpoint:
-    """A committed checkpoint on the store. Raises UsageError, DamagedError, OSError."""
+    """A committed checkpoint on the store, of which only the root is read. Raises UsageError, DamagedError, OSError."""
     stored = open_files(real(directory), integrity)  # latest may move on meanwhile
     records = read_records(stored, save)
-    check_files(stored, records)  # reads all votes
     return Checkpoint(
-        {record.rank: _described(records, record) for record in records},
+        {},
         save=records.manifest.save,
         tier=Tier.PFS,
         stored=stored,

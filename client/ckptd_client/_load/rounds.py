@@ -67,12 +67,12 @@ def load(
     return _agree(link, (step, run), lambda order: _read(link, state, order, strict=strict))
 
 
-def find(link: Link, step: int | None, ask: Ask) -> tuple[LoadFrom, Checkpoint | None]:
-    """Agrees with all ranks on a checkpoint of which each can read every layout. Reads no data yet.
+def find(link: Link, step: int | None, ask: Ask, *, whole: bool) -> tuple[LoadFrom, Checkpoint | None]:
+    """Agrees with all ranks on a checkpoint of which all records can be read. Reads no data yet.
 
-    ask: as Link.ask, for its reader.
+    ask: as Link.ask, for its reader. whole: each rank reads all records, also where each of them a part would do.
     """
-    return _agree(link, (step, None), lambda order: _find(link, order, ask))
+    return _agree(link, (step, None), lambda order: _find(link, order, ask, whole=whole))
 
 
 def _agree(
@@ -193,7 +193,7 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom, *, strict: bool) -
     return Segment(order.save, order.tier, fitted, nbytes, notes)
 
 
-def _find(link: Link, order: LoadFrom, ask: Ask) -> Checkpoint:
+def _find(link: Link, order: LoadFrom, ask: Ask, *, whole: bool) -> Checkpoint:
     assert order.save is not None  # noqa: S101 - the caller has checked
     if order.saved_by:
         segments = _segments(link, order.save)
@@ -211,9 +211,15 @@ def _find(link: Link, order: LoadFrom, ask: Ask) -> Checkpoint:
     with contextlib.ExitStack() as stack:
         participants = stack.enter_context(participants_of_order(link, order, ask))
         found = open_directory(order.path, order.save, link.settings.integrity)
+        found.check(range(found.world_size) if whole else _share(link.group, found.world_size))
         found.read_with(participants)
         stack.pop_all()  # the checkpoint has them now
     return found
+
+
+def _share(group: Group, count: int) -> range:
+    """This rank's part of the images of so many ranks: those that load look at all together."""
+    return range(group.rank * count // group.world_size, (group.rank + 1) * count // group.world_size)
 
 
 def _open_arena(link: Link, order: LoadFrom, save: SaveId, *, complete: bool = True) -> Checkpoint:

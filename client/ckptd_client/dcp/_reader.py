@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,13 +21,13 @@ from ckptd_client._load.published import open_published
 from ckptd_client._load.reader import Target
 from ckptd_client._local.rank import Group
 from ckptd_client._state.pickle import pickle_keys
-from ckptd_client._state.replica_choice import held_alike, notes_of, of_the_lowest, taken_of
-from ckptd_client._state.reshard import Box, Saved, cover, runs
+from ckptd_client._state.replica_choice import notes_of, of_the_lowest, taken_of
+from ckptd_client._state.reshard import Box, Saved, cover
 from ckptd_client._state.strided import is_interleaving
-from ckptd_client._state.tensors import DTYPE_OF, copied_as, copyable, is_tensor, shard_of
+from ckptd_client._state.tensors import copyable, is_tensor, shard_of
 from ckptd_client.client import Client, find_of, staging_of
+from ckptd_client.dcp._content import Content
 from ckptd_client.dcp._leaves import archive
-from ckptd_client.dcp._metadata import Content, content_of
 from ckptd_client.dcp._writer import step_of
 
 log = logging.getLogger("ckptd_client")
@@ -79,7 +79,6 @@ class CkptdReader(StorageReader):
         self._step = step
         self._checkpoint: Checkpoint | None = None
         self._content: Content | None = None
-        self._alike: dict[str, str] = {}
         self._notes: list[str] = []
 
     @property
@@ -137,11 +136,8 @@ class CkptdReader(StorageReader):
             raise
 
     def _described(self, found: Checkpoint) -> Metadata:
-        rank = self._group.rank
-        like = self._like(rank)
-        ordered = sorted(found.layouts.values(), key=lambda layout: (layout.rank != like, layout.rank))
-        self._alike = held_alike(ordered, self._group.world_size)
-        self._content = content_of(found.layouts, found.leaves, like, self._alike)
+        rank, world_size = self._group.rank, self._group.world_size
+        self._content = Content(found, rank if world_size == found.world_size else 0, world_size)
         doubts = [f"step {found.save.step}: {text}" for text in found.doubts] if self._directory is not None else []
         self._notes = []
         self._say([*found.notes, *doubts], rank)
@@ -153,11 +149,6 @@ class CkptdReader(StorageReader):
         self._notes += notes
         for note in notes if rank == 0 else ():
             log.warning("ckptd: warning: step %d is loaded, but %s", self._checkpoint.save.step, note)
-
-    def _like(self, rank: int) -> int:
-        """The rank whose own values this one goes on with."""
-        assert self._checkpoint is not None  # noqa: S101 - read_metadata made it
-        return rank if self._group.world_size == self._checkpoint.world_size else 0
 
     @property
     def _group(self) -> Group:
@@ -193,31 +184,32 @@ class CkptdReader(StorageReader):
         done.set_result(None)
         return done
 
-    def _read(self, plan: LoadPlan, planner: LoadPlanner) -> "list[_Fill | _BoxesFill]":
+    def _read(self, plan: LoadPlan, planner: LoadPlanner) -> "list[_Fill]":
         checkpoint, content = self._checkpoint, self._content
         assert checkpoint is not None and content is not None  # noqa: S101, PT018 - read_metadata made them
-        state = getattr(planner, "state_dict", None)
-        lowest = _of_the_lowest(self._alike, state, content, self._group.world_size)
-        content = content.of_the_lowest(lowest)
-        targets: dict[int, list[Target]] = {}
-        fills: list[_Fill | _BoxesFill] = []
-        interleaved = _interleaved(planner, content)
-        for several in [_BoxesFill(name, tensor, content.boxes[name].values()) for name, tensor in interleaved.items()]:
-            fills.append(several)
-            for rank, target in several.targets:
-                targets.setdefault(rank, []).append(target)
+        interleaved = _interleaved(planner, content)  # DCP takes the shard of one for one run of rows
+        fills: list[_Fill] = [_OfBoxes(name, tensor) for name, tensor in interleaved.items()]
         for item in plan.items:
             if item.dest_index.fqn in interleaved:
-                continue  # DCP takes its shard for one run of rows
+                continue
             if item.type == LoadItemType.BYTE_IO:
                 name = item.storage_index.fqn
-                planner.load_bytes(item, archive(content.leaves[name], name, self._pickle_keys, self._how))
+                planner.load_bytes(item, archive(content.leaf(name), name, self._pickle_keys, self._how))
             else:
-                one = _Fill(item, planner, content)
-                fills.append(one)
-                targets.setdefault(one.rank, []).extend(one.targets)
+                fills.append(_OfItem(item, planner))
+        wanted: dict[str, list[Box]] = {}
+        for fill in fills:
+            wanted.setdefault(fill.name, []).extend(fill.boxes)
+        saved = content.boxes(wanted)
+        state = getattr(planner, "state_dict", None)
+        lowest = _of_the_lowest(content, state, self._group.world_size) & wanted.keys()
+        targets: dict[int, list[Target]] = {}
+        for fill in fills:
+            dtype, prefer = content.dtype_of(fill.name), None if fill.name in lowest else content.like
+            for rank, target in fill.targets(saved[fill.name], dtype, prefer):
+                targets.setdefault(rank, []).append(target)
         checkpoint.read_all(targets)
-        taken = taken_of(lowest, {name: content.boxes[name].values() for name in lowest}, _Named())
+        taken = taken_of(lowest, saved, _Named())
         self._say(notes_of(taken, checkpoint.replicas), self._group.rank)
         return fills
 
@@ -227,55 +219,61 @@ class CkptdReader(StorageReader):
 
 
 class _Fill:
-    """One item of a load plan: a box of a saved box, and the tensor it goes to."""
+    """Parts of one tensor, and the memory that they go to. boxes: where these parts lie in the tensor."""
 
-    def __init__(self, item: ReadItem, planner: LoadPlanner, content: Content) -> None:
-        offset = item.storage_index.offset
-        saved = content.boxes[item.storage_index.fqn][tuple(offset or ())]
-        self._item = item
-        self._tensor = planner.resolve_tensor(item).detach()
-        sizes = tuple(item.lengths)
-        if tuple(self._tensor.shape) != sizes:
-            text = f"the planner gives {list(self._tensor.shape)} for {list(sizes)} of {item.dest_index.fqn!r}"
-            raise RestoreError(text, hint="resolve_tensor must return what create_local_plan asked for")
-        dtype = DTYPE_OF[saved.entry.dtype]
-        direct = self._tensor.device.type == "cpu" and self._tensor.is_contiguous() and self._tensor.dtype == dtype
-        direct = direct and not self._tensor.is_conj() and not self._tensor.is_neg()
-        self._read = self._tensor if direct else torch.empty(sizes, dtype=dtype)
-        start = zip(saved.entry.offsets, item.storage_offsets, strict=True)
-        box = Box(tuple(a + b for a, b in start), sizes)
-        address = self._read.data_ptr()
-        self.rank = saved.rank
-        self.targets = [Target(run.source, run.nbytes, address + run.target) for run in runs(saved, box)]
-
-    def finish(self, planner: LoadPlanner) -> None:
-        """After the bytes are in. A tensor of another dtype is converted, as DCP's own readers do."""
-        if self._read is not self._tensor:
-            with torch.no_grad():
-                self._tensor.copy_(self._read)
-        planner.commit_tensor(self._item, self._tensor)
-
-
-class _BoxesFill:
-    """A DTensor of the state whose shard is of several boxes, which DCP's items do not know."""
-
-    def __init__(self, name: str, tensor: DTensor, boxes: Collection[Saved]) -> None:
-        self.targets: list[tuple[int, Target]] = []  # with the rank whose image is read
+    def __init__(self, name: str, boxes: list[Box], tensors: list[torch.Tensor]) -> None:
+        self.name, self.boxes, self.tensors = name, boxes, tensors
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        dtype = copied_as(DTYPE_OF[next(iter(boxes)).entry.dtype])
-        for chunk in shard_of(tensor, repr(name)).chunks:
-            found = cover(Box(*chunk.box), boxes, prefer=-1)
+
+    def targets(self, saved: Collection[Saved], dtype: torch.dtype, prefer: int | None) -> Iterator[tuple[int, Target]]:
+        """With the rank whose image is read. Raises RestoreError where the checkpoint has not all of a part."""
+        for box, tensor in zip(self.boxes, self.tensors, strict=True):
+            found = cover(box, saved, prefer=prefer)
             if found is None:
-                raise RestoreError(f"{name!r} is not whole in the checkpoint", hint="load an older step")
-            read = torch.empty(chunk.sizes, dtype=dtype)
-            self._copies.append((copyable(chunk.local.detach()), read))
-            self.targets += [(run.rank, Target(run.source, run.nbytes, read.data_ptr() + run.target)) for run in found]
+                raise RestoreError(f"{self.name!r} is not whole in the checkpoint", hint="load an older step")
+            read = tensor if _is_read_in_place(tensor, dtype) else torch.empty(box.sizes, dtype=dtype)
+            if read is not tensor:
+                self._copies.append((tensor, read))
+            yield from ((run.rank, Target(run.source, run.nbytes, read.data_ptr() + run.target)) for run in found)
 
     def finish(self, _planner: LoadPlanner) -> None:
-        """After the bytes are in."""
+        """After the bytes are in. A tensor of another dtype is converted, as DCP's own readers do."""
         with torch.no_grad():
             for tensor, read in self._copies:
-                tensor.copy_(read)
+                alike = tensor.dtype == read.dtype
+                (copyable(tensor) if alike else tensor).copy_(copyable(read) if alike else read)
+
+
+class _OfItem(_Fill):
+    """What one item of a load plan asks for."""
+
+    def __init__(self, item: ReadItem, planner: LoadPlanner) -> None:
+        tensor, sizes = planner.resolve_tensor(item).detach(), tuple(item.lengths)
+        if tuple(tensor.shape) != sizes:
+            text = f"the planner gives {list(tensor.shape)} for {list(sizes)} of {item.dest_index.fqn!r}"
+            raise RestoreError(text, hint="resolve_tensor must return what create_local_plan asked for")
+        chunk = item.storage_index.offset or [0] * len(sizes)
+        offsets = tuple(a + b for a, b in zip(chunk, item.storage_offsets, strict=True))
+        super().__init__(item.storage_index.fqn, [Box(offsets, sizes)], [tensor])
+        self._item = item
+
+    def finish(self, planner: LoadPlanner) -> None:
+        """And the planner gets the tensor."""
+        super().finish(planner)
+        planner.commit_tensor(self._item, self.tensors[0])
+
+
+class _OfBoxes(_Fill):
+    """A DTensor of the state whose shard is of several boxes, which DCP's items do not know."""
+
+    def __init__(self, name: str, tensor: DTensor) -> None:
+        chunks = shard_of(tensor, repr(name)).chunks
+        super().__init__(name, [Box(*chunk.box) for chunk in chunks], [chunk.local.detach() for chunk in chunks])
+
+
+def _is_read_in_place(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    plain = tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype == dtype
+    return plain and not tensor.is_conj() and not tensor.is_neg()
 
 
 class _Named(dict[str, str]):
@@ -285,12 +283,12 @@ class _Named(dict[str, str]):
         return repr(name)
 
 
-def _of_the_lowest(alike: Mapping[str, str], state: Any, content: Content, world_size: int) -> set[str]:
+def _of_the_lowest(content: Content, state: Any, world_size: int) -> set[str]:
     """Names of what every rank reads of the lowest: all that replicas saved in full, if the planner has no state."""
-    here = alike.keys() & content.lowest.keys()
+    here = {name: how for name, how in content.alike.items() if name in content.tensors}
     if not isinstance(state, dict):
-        return here
-    return of_the_lowest({n: alike[n] for n in here}, {n: v for n, v in state.items() if is_tensor(v)}, world_size)
+        return set(here)
+    return of_the_lowest(here, {name: value for name, value in state.items() if is_tensor(value)}, world_size)
 
 
 def _interleaved(planner: LoadPlanner, content: Content) -> dict[str, DTensor]:
@@ -300,7 +298,7 @@ def _interleaved(planner: LoadPlanner, content: Content) -> dict[str, DTensor]:
     return {
         name: value
         for name, value in values
-        if isinstance(value, DTensor) and name in content.boxes and is_interleaving(value)
+        if isinstance(value, DTensor) and name in content.tensors and is_interleaving(value)
     }
 
 

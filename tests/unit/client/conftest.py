@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 import ckptd_client
 from ckptd.shared.format.digest import digest
+from ckptd.shared.format.stored_records import StoredRecords
 from tests.cluster import Node, wait_for
 
 
@@ -57,3 +58,18 @@ def lone_group(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def votes_read(monkeypatch):
+    """The nodes whose votes are read."""
+    seen = []
+    real = StoredRecords._vote
+
+    def counted(self, number):
+        if number not in self._votes:
+            seen.append(self.manifest.votes[number].node)
+        return real(self, number)
+
+    monkeypatch.setattr(StoredRecords, "_vote", counted)
+    return seen

@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.format.placement import REPLICATED
 from ckptd.shared.format.record_index import Record, encode_index
-from ckptd.shared.format.stored_records import StoredRecords
 from ckptd_client import MismatchError
 from ckptd_client._image import plan
 from ckptd_client._load import sought, stored_fit
@@ -21,23 +20,8 @@ from ckptd_client._local.rank import Group
 from ckptd_client._state.naming import NOTHING_NAMED
 from ckptd_client._state.pickle import NO_PICKLE
 from tests.hostile import forge
-from tests.on_meshes import rank_of, spread, values, write
+from tests.on_meshes import rank_of, rows, spread, values, write
 from tests.stored import records_of
-
-
-@pytest.fixture
-def votes_read(monkeypatch):
-    """The nodes whose votes are read."""
-    seen = []
-    real = StoredRecords._vote
-
-    def counted(self, number):
-        if number not in self._votes:
-            seen.append(self.manifest.votes[number].node)
-        return real(self, number)
-
-    monkeypatch.setattr(StoredRecords, "_vote", counted)
-    return seen
 
 
 @pytest.fixture
@@ -126,16 +110,6 @@ def test_any_job_loads_what_any_other_saved(tmp_path_factory, saved, loading, re
 
 
 ALL_SAVES = stored_fit._all_saves
-
-
-def rows(world_size, *, empty=False):
-    """A state of one tensor of 64 rows that are divided among the ranks."""
-
-    def state_of(rank):
-        tensor, part = spread("w", (64, 2), list(range(world_size)), (world_size,), (0,), empty=empty)
-        return ({"w": tensor}, {"w": part}) if empty else {"w": tensor}
-
-    return state_of
 
 
 @pytest.mark.usefixtures("no_others")
