@@ -6,17 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import MAX_PARTS
 from ckptd.shared.format.digest import digest
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
-from ckptd.shared.format.layout import Path
-from ckptd.shared.format.packed_layout import encode_layout
+from ckptd.shared.format.layout import Path, Planned
+from ckptd.shared.format.packed_layout import Spread, encode_layout
 from ckptd_client._image.image import Box, make_image, make_layout
+from ckptd_client._image.mesh_places import placements_of
 from ckptd_client._image.segment_plan import SegmentPlan
-from ckptd_client._state.tensors import CODE_OF, copyable, describe
+from ckptd_client._state.tensors import CODE_OF, copyable, describe, is_tensor
+from ckptd_client.dcp._leaves import writes_its_state
 
 Spec = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], torch.dtype]  # name, sizes, offsets, whole, dtype
 
@@ -32,23 +34,41 @@ class ItemPlans:
     """Makes the plan of a save, or hands out the last one again. One per client."""
 
     def __init__(self) -> None:
-        self._names: frozenset[str] = frozenset()
+        self._of: tuple[frozenset[str], Spread] | None = None
         self._plan: ItemPlan | None = None
 
-    def plan(
-        self, specs: list[Spec], paths: Mapping[str, Path], *, rank: int, world_size: int, integrity: Integrity = XXH3
-    ) -> ItemPlan:
+    def plan(  # noqa: PLR0913 - keyword-only
+        self, specs: list[Spec], paths: Mapping[str, Path], spread: Spread, *, rank: int, world_size: int,
+        integrity: Integrity = XXH3,
+    ) -> ItemPlan:  # fmt: skip
         """The plan of these boxes. paths: of every name of this rank, also those that other ranks write.
 
-        Raises UsageError for what the format cannot hold.
+        spread: how the state is spread over the ranks, as spread_of says. Raises UsageError for what the format cannot
+        hold.
         """
-        names = frozenset(paths)
-        if self._plan is None or self._plan.specs != specs or self._names != names:
-            self._plan, self._names = _make(specs, paths, rank, world_size, integrity), names
+        of = frozenset(paths), spread
+        if self._plan is None or self._plan.specs != specs or self._of != of:
+            self._plan, self._of = _make(specs, paths, spread, rank, world_size, integrity), of
         return self._plan
 
 
-def _make(specs: list[Spec], paths: Mapping[str, Path], rank: int, world_size: int, integrity: Integrity) -> ItemPlan:
+def spread_of(planner: SavePlanner, specs: Iterable[Spec], rank: int) -> Spread:
+    """How the planner's state is spread over the ranks, so that one layout tells a reader who holds what.
+
+    Nothing of a planner that writes something else than its state.
+    """
+    state = getattr(planner, "state_dict", None)
+    if not isinstance(state, dict) or not writes_its_state(planner):
+        return Spread()
+    here = {name for name, *_ in specs}
+    tensors = {name: value for name, value in state.items() if is_tensor(value) and value.dtype in CODE_OF}
+    absent = [Planned(n, CODE_OF[v.dtype], tuple(v.size())) for n, v in tensors.items() if n not in here]
+    return Spread(absent, *placements_of(tensors.items(), {}, rank))
+
+
+def _make(  # noqa: PLR0913, PLR0917
+    specs: list[Spec], paths: Mapping[str, Path], spread: Spread, rank: int, world_size: int, integrity: Integrity
+) -> ItemPlan:
     parts: Counter[str] = Counter()  # box k of a tensor lies in file k of the image
     boxes = []
     for name, sizes, offsets, whole, dtype in specs:
@@ -58,7 +78,7 @@ def _make(specs: list[Spec], paths: Mapping[str, Path], rank: int, world_size: i
         boxes.append(Box(name, CODE_OF[dtype], sizes, whole, offsets, parts[name]))
         parts[name] += 1
     image = make_image(boxes, rank=rank, world_size=world_size)
-    layout = encode_layout(make_layout(image, paths=dict(paths), aliases={}))
+    layout = encode_layout(make_layout(image, paths=dict(paths), aliases={}), spread)
     proved = integrity.digest(layout, Purpose.LAYOUT)
     return ItemPlan(specs=specs, image=image, layout=layout, layout_digest=proved, plan_id=digest(layout).hex())
 

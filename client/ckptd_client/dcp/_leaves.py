@@ -47,6 +47,11 @@ def _looks_up(planner: SavePlanner) -> bool:
     )
 
 
+def writes_its_state(planner: SavePlanner) -> bool:
+    """Whether what the planner writes are the tensors of its state, as they are."""
+    return _looks_up(planner) and type(planner).create_local_plan is DefaultSavePlanner.create_local_plan
+
+
 def _looked_up(planner: Any, name: str) -> Any:
     return planner.lookup_object(MetadataIndex(name))
 

@@ -31,7 +31,7 @@ from ckptd_client._state.strided import is_interleaving
 from ckptd_client._state.tensors import shard_of
 from ckptd_client.client import Client, staging_of
 from ckptd_client.dcp._alike import UNKNOWN, Alike, answer, items_of, streams_of, tell
-from ckptd_client.dcp._items import ItemPlans, paths_of, resolved
+from ckptd_client.dcp._items import ItemPlans, paths_of, resolved, spread_of
 from ckptd_client.dcp._leaves import own_leaves
 from ckptd_client.dcp._staged import Staged, check_unstaged
 from ckptd_client.handle import SaveHandle, handle_of
@@ -260,7 +260,8 @@ class CkptdWriter(StorageWriter):
         paths = paths_of(names, getattr(planner, "mappings", None))
         group = self._client.group
         proof = self._staging.integrity
-        plan = self._plans.plan(specs, paths, rank=group.rank, world_size=group.world_size, integrity=proof)
+        spread = spread_of(planner, specs, group.rank)
+        plan = self._plans.plan(specs, paths, spread, rank=group.rank, world_size=group.world_size, integrity=proof)
         segment = self._staging.fill(plan, tensors, self._plain({}).nbytes, owner=self)
         if self._handle is not None:
             self._handle.stall_s = time.perf_counter() - began
