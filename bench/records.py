@@ -9,6 +9,7 @@ and placement reproduces.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -26,6 +27,8 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -40,6 +43,7 @@ from ckptd.shared.format.manifest import VERSION, FileRecord, Vote
 from ckptd.shared.format.packed_layout import Parts, Spread, encode_layout, joined, parted
 from ckptd.shared.format.placement import Mesh, Placed, box_at
 from ckptd.shared.format.set_places import SETS_DIR, set_folder
+from ckptd.shared.protocol.messages import Tier
 from ckptd.shared.protocol.status import SILENT_S
 from ckptd.shared.stores.directory import DirectoryFiles
 from ckptd.store.posix.commit import write_vote
@@ -48,13 +52,16 @@ from ckptd.store.posix.scan import Place
 from ckptd.store.posix.store import PosixStore
 from ckptd.system.files import FileLayer
 from ckptd_client._image.image import Box, make_image, make_layout
+from ckptd_client._load.checkpoint import Checkpoint
 from ckptd_client._load.needed import needed_saves
+from ckptd_client._load.reader import open_file
 from ckptd_client._local.rank import Group
 from ckptd_client._state import reshard
 from ckptd_client._state.naming import NOTHING_NAMED
 from ckptd_client._state.reshard import cover
 from ckptd_client._state.tensors import is_tensor, shard_of
 from ckptd_client._state.tree import flatten
+from ckptd_client.dcp._content import Content
 
 _NODE_RANKS, _SET = 8, 8
 _MOST_ROWS, _HEAD = 64, 400  # of an explicit box: its rows at most, and bytes before it in its archive
@@ -188,38 +195,78 @@ class Read(DirectoryFiles):
         return data
 
 
-def read_by_half(final: Path, ranks: int, count: int) -> dict[str, Any]:
-    """What a rank of half as many ranks reads of records, until it knows where its part of the state lies."""
-    dist.init_process_group("fake", store=FakeStore(), rank=ranks // 4 + 1, world_size=ranks // 2)
+@contextlib.contextmanager
+def half(ranks: int, count: int) -> Iterator[tuple[Group, dict[str, Any]]]:
+    """A rank of half as many ranks, and its state; torch.distributed is as this rank has it."""
+    group = Group(ranks // 4 + 1, ranks // 2, "bench")
+    dist.init_process_group("fake", store=FakeStore(), rank=group.rank, world_size=group.world_size)
     try:
-        mesh = DeviceMesh("cpu", torch.arange(ranks // 2))
+        mesh = DeviceMesh("cpu", torch.arange(group.world_size))
         state: dict[str, Any] = {}
         for name, shape in tensors(count).items():
-            _, sizes = box_at(shape, Mesh((ranks // 2,), (ranks // 4 + 1,)), (0,))
+            _, sizes = box_at(shape, Mesh((group.world_size,), (group.rank,)), (0,))
             *path, last = name.split(".")
             inner = functools.reduce(lambda at, step: at.setdefault(step, {}), path, state)
             local = torch.empty(1).expand(sizes)  # one element: nothing is read into it
             inner[last] = DTensor.from_local(
                 local, mesh, [Shard(0)], run_check=False, shape=shape, stride=(shape[1], 1)
             )
-        state["rng"] = {str(number): b"" for number in range(4)}
-        group = Group(ranks // 4 + 1, ranks // 2, "bench")
-        Read.nbytes = Read.opens = 0
-        began, cpu = time.monotonic(), time.process_time()
-        records = open_records(Read(str(final), XXH3))
-        index = records.common
-        assert index is not None  # noqa: S101 - of more than one node
-        found = needed_saves(records, index, state, group, NOTHING_NAMED)
-        runs = 0
-        for name, tensor in flat_tensors(state):
-            for chunk in shard_of(tensor, name).chunks:
-                runs += len(cover(reshard.Box(*chunk.box), found.saves.boxes[name], prefer=found.saves.rank) or ())
-        return {
-            "half_read_nbytes": Read.nbytes, "half_opens": Read.opens, "half_s": round(time.monotonic() - began, 2),
-            "half_cpu_s": round(time.process_time() - cpu, 2), "half_images": len(found.ranks), "half_runs": runs,
-        }  # fmt: skip
+        yield group, state | {"rng": {str(number): b"" for number in range(4)}}
     finally:
         dist.destroy_process_group()
+
+
+def read_by_half(final: Path, group: Group, state: dict[str, Any]) -> tuple[int, int]:
+    """Finds where the state lies, as a load does. Returns how many images were looked at, and runs of bytes."""
+    records = open_records(Read(str(final), XXH3))
+    index = records.common
+    assert index is not None  # noqa: S101 - of more than one node
+    found = needed_saves(records, index, state, group, NOTHING_NAMED)
+    runs = 0
+    for name, tensor in flat_tensors(state):
+        for chunk in shard_of(tensor, name).chunks:
+            runs += len(cover(reshard.Box(*chunk.box), found.saves.boxes[name], prefer=found.saves.rank) or ())
+    return len(found.ranks), runs
+
+
+def planned_by_half(final: Path, group: Group, state: dict[str, Any]) -> tuple[int, int]:
+    """The same as DCP's planner and CkptdReader do it."""
+    files = Read(str(final), XXH3)
+    records = open_records(files)
+    found = Checkpoint(
+        {}, save=_SAVE, tier=Tier.PFS, stored=files, opener=lambda rank: open_file(records, rank), records=records
+    )
+    content = Content(found, 0, group.world_size)
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner(state, content.metadata, is_coordinator=True)
+    wanted: dict[str, list[reshard.Box]] = {}
+    for item in planner.create_local_plan().items:
+        name = item.storage_index.fqn
+        if item.type == LoadItemType.BYTE_IO:
+            content.leaf(name)
+        else:
+            wanted.setdefault(name, []).append(reshard.Box(tuple(item.storage_offsets), tuple(item.lengths)))
+    boxes = content.boxes(wanted)
+    runs = [run for name, some in wanted.items() for box in some for run in cover(box, boxes[name], prefer=0) or ()]
+    return len({saved.rank for some in boxes.values() for saved in some}), len(runs)
+
+
+_READERS: dict[str, Callable[[Path, Group, dict[str, Any]], tuple[int, int]]] = {
+    "half": read_by_half, "dcp_half": planned_by_half,
+}  # fmt: skip
+
+
+def read_by(name: str, final: Path, ranks: int, count: int) -> dict[str, Any]:
+    """What a rank of half as many ranks reads of records, until it knows where its part of the state lies."""
+    with half(ranks, count) as (group, state):
+        Read.nbytes = Read.opens = 0
+        began, cpu = time.monotonic(), time.process_time()
+        images, runs = _READERS[name](final, group, state)
+        return {
+            f"{name}_read_nbytes": Read.nbytes, f"{name}_opens": Read.opens,
+            f"{name}_s": round(time.monotonic() - began, 2), f"{name}_cpu_s": round(time.process_time() - cpu, 2),
+            f"{name}_images": images, f"{name}_runs": runs,
+        }  # fmt: skip
 
 
 def flat_tensors(state: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -265,7 +312,8 @@ def measure(kind: str, ranks: int, count: int, scratch: str) -> dict[str, Any]:
             "longest_silence_s": round(silent_s, 2),
             "read_nbytes_a_rank": Read.nbytes, "opens_a_rank": Read.opens, "read_s": round(load_s, 3),
             "layout_nbytes_a_rank": len(joined(records[rank].layout)), "boxes_a_rank": len(layout.tensors),
-            **(read_by_half(final, ranks, count) if kind == "placed" else {}),
+            **{figure: of for name in _READERS if kind == "placed"
+               for figure, of in read_by(name, final, ranks, count).items()},
             "left_out": outcome.committed.left_out, "made_s": round(made_s, 1),
         }  # fmt: skip
     finally:
@@ -278,10 +326,20 @@ def missed(row: dict[str, Any]) -> list[str]:
     bars = {
         f"commit <= {most_s:g} s": row["commit_s"] <= most_s,
         f"records <= {most_nbytes // 10**6} MB": row["records_nbytes"] <= most_nbytes,
-        "a rank reads <= 1 MB": max(row["read_nbytes_a_rank"], row.get("half_read_nbytes", 0)) <= _MOST_READ,
+        "a rank reads <= 1 MB": max(
+            row["read_nbytes_a_rank"], *(row.get(f"{name}_read_nbytes", 0) for name in _READERS)
+        )
+        <= _MOST_READ,
         f"a sign of life every {SILENT_S:g} s": row["longest_silence_s"] <= SILENT_S,
     }
     return [bar for bar, held in bars.items() if not held]
+
+
+def _read(row: dict[str, Any], name: str) -> str:
+    if f"{name}_opens" not in row:
+        return "all votes"
+    nbytes, opens, cpu_s = (row[f"{name}_{figure}"] for figure in ("read_nbytes", "opens", "cpu_s"))
+    return f"{nbytes / 1e6:.2f} MB in {opens} files, {cpu_s:.2f} s of CPU"
 
 
 _FIGURES: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -291,11 +349,8 @@ _FIGURES: dict[str, Callable[[dict[str, Any]], str]] = {
     "commit": lambda row: f"{row['commit_s']:.2f} s, {row['commit_cpu_s']:.2f} s of CPU",
     "its signs of life": lambda row: f"{row['signs_of_life']:,}, at most {row['longest_silence_s']:.2f} s apart",
     "read by a rank": lambda row: f"{row['read_nbytes_a_rank'] / 1e6:.2f} MB in {row['opens_a_rank']} files",
-    "read by one of half as many": lambda row: (
-        f"{row['half_read_nbytes'] / 1e6:.2f} MB in {row['half_opens']} files, {row['half_cpu_s']:.2f} s of CPU"
-        if "half_read_nbytes" in row
-        else "all votes"
-    ),
+    "read by one of half as many": lambda row: _read(row, "half"),
+    "the same by CkptdReader": lambda row: _read(row, "dcp_half"),
     "bars missed": lambda row: ", ".join(missed(row)) or "none",
 }
 
