@@ -1,10 +1,13 @@
 """What a rank does with a checkpoint that it could open and the others could not."""
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format import packed_layout
 from ckptd.shared.format.integrity import XXH3
@@ -13,6 +16,8 @@ from ckptd.shared.stores.kinds import open_files
 from ckptd_client._load import rounds
 from ckptd_client._load.checkpoint import Checkpoint, open_directory
 from ckptd_client._load.reader import Target
+from ckptd_client._local.rank import Group
+from tests.checkpoints import SAVE as SAVED
 from tests.checkpoints import write_checkpoint
 from tests.runs import RUN
 
@@ -57,3 +62,28 @@ def test_what_ranks_have_alike_is_decoded_once_for_all_of_them(tmp_path, monkeyp
             entry = layout.tensors[0]
             found.read(rank, [Target(entry.data_offset, entry.nbytes, target.data_ptr())])
         assert len(decoded) == 1, "also where an image is opened"
+
+
+def test_ranks_that_agree_on_a_checkpoint_look_at_all_of_its_records_together(tmp_path, votes_read):
+    """So that one in which something is missing is passed over, though no rank knows yet what it will read."""
+    path = write_checkpoint(tmp_path, [{"w": torch.zeros(4)}] * 7)
+    votes_read.clear()
+    order = LoadFrom(reply_to=1, incarnation=2, run=RUN, save=SAVED, tier=Tier.PFS, path=str(path))
+
+    def find(rank, *, whole=False):
+        link = SimpleNamespace(
+            group=Group(rank, 3, "here"), settings=SimpleNamespace(integrity=XXH3), host="",
+            slots=SimpleNamespace(directory=str(tmp_path)), job=JobKey(str(tmp_path), "demo"),
+        )  # fmt: skip
+        rounds._find(link, order, lambda *_: None, whole=whole).close()
+
+    for rank in range(3):
+        find(rank)
+    assert sorted(votes_read) == [f"node{rank}" for rank in range(7)]
+    next(Path(path).glob("r00004*")).unlink()
+    find(0)
+    find(1)
+    with pytest.raises(DamagedError, match="r00004"):
+        find(2)
+    with pytest.raises(DamagedError, match="r00004"):
+        find(0, whole=True)
