@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from ckptd.checkpoint.repair.run import rebuild
 from ckptd.checkpoint.verify import verify_path
@@ -71,30 +72,17 @@ def load_from(path):
 
 
 def plugin(path):
-    """What DCP makes of an exception is text; so the step that opens is taken by itself before."""
-    reader = CkptdReader(path)
-    reader.read_metadata()
-    assert reader._checkpoint is not None
-    notes = "\n".join(reader._checkpoint.notes)
+    """What DCP makes of an exception is text; so its steps are taken here, for a tensor of each rank's image."""
+    state = {f"own{rank}": some_state(rank, -9.0)[f"own{rank}"] for rank in range(RANKS)}
+    reader, planner = CkptdReader(path), DefaultLoadPlanner()
+    try:
+        planner.set_up_planner(state, reader.read_metadata(), is_coordinator=True)
+        reader.read_data(planner.create_local_plan(), planner).wait()
+    finally:
+        reader.close()
     for rank in range(RANKS):
-        reader._checkpoint.read(rank, [])
-        every = [hostile_target(reader._checkpoint.layouts[rank])]
-        reader._checkpoint.read(rank, every)
-    reader.close()
-    return notes
-
-
-def hostile_target(layout):
-    """All of an image's tensors' bytes, to memory that is kept with the function."""
-    from ckptd_client._load.reader import Target  # noqa: PLC0415
-
-    entry = layout.tensors[0]
-    memory = torch.empty(entry.nbytes, dtype=torch.uint8)
-    KEPT.append(memory)
-    return Target(entry.data_offset, entry.nbytes, memory.data_ptr())
-
-
-KEPT: list[torch.Tensor] = []
+        assert torch.equal(state[f"own{rank}"], some_state(rank)[f"own{rank}"])
+    return "\n".join(reader.notes)
 
 
 def mend(path):

@@ -40,6 +40,8 @@ class Content:
     def __init__(self, found: Checkpoint, like: int, world_size: int) -> None:
         self._found, self.like = found, like
         self._own = found.leaves_of(like)
+        if found.index is None:
+            found.check(range(found.world_size))
         self._sought = Sought(found.index, like) if found.index is not None else None
         ordered = self._sought.bare if self._sought is not None else in_order(found.layouts.values(), like)
         self.alike = held_alike(ordered, world_size)  # how ranks held what every replica saved in full
@@ -79,7 +81,7 @@ class Content:
         Blocks for the records of the ranks that hold them. Raises DamagedError where an image of them is missing.
         """
         layouts = self._layouts(wanted)
-        self._found.check(layouts)
+        self._found.check(layouts)  # before anything is read
         return _boxes(in_order(layouts.values(), self.like), {name: self._kinds[name] for name in wanted})
 
     def _layouts(self, wanted: Mapping[str, list[Box]]) -> dict[int, Layout]:
