@@ -9,8 +9,10 @@ import re
 
 import pytest
 
+from ckptd.shared.files.mounts import SHARED_MEMORY
 from ckptd.shared.format.arena_paths import READ_GROUP_SUFFIX
 from ckptd.shared.format.digest import BLOCK_NBYTES
+from ckptd_client._load.shared_read.planned import READS
 from tests.cluster import Node
 from tests.interop.launch import on_nodes, on_ranks
 from tests.interop.together_ranks import ELEMENTS
@@ -61,7 +63,13 @@ def test_each_block_is_read_once_on_the_node(saved, ranks):
 
 @pytest.mark.parametrize(
     ("many", "ranks", "call"),
-    [(3, 3, "load"), (2, 4, "read_from"), (2, 4, "dcp"), *in_long((2, 4, "load"), (8, 8, "load"), (1, 2, "read_from"))],
+    [
+        (3, 3, "load"),
+        (2, 4, "read_from"),
+        (2, 4, "dcp"),
+        (2, 4, "dcp_path"),
+        *in_long((2, 4, "load"), (8, 8, "load"), (1, 2, "read_from"), (1, 3, "dcp_path"), (8, 8, "dcp_path")),
+    ],
 )
 def test_each_block_is_read_once_in_the_job(nodes, many, ranks, call):
     found = read(on_nodes(nodes[:many], ranks, "together_ranks.py", call))
@@ -70,6 +78,7 @@ def test_each_block_is_read_once_in_the_job(nodes, many, ranks, call):
     assert WHOLE <= sum(found) < 1.1 * WHOLE + ranks * 2**20 + BLOCK_NBYTES, found
     assert max(found) < 0.6 * WHOLE, found
     assert groups(*nodes) == []
+    assert not [name for name in os.listdir(SHARED_MEMORY) if name.startswith(f"{READS}{os.geteuid()}-")]
 
 
 def test_a_rank_that_comes_late_reads_alone_and_so_do_the_others(saved):

@@ -4,6 +4,7 @@ together_ranks.py save    a durable checkpoint that replicas saved in slices
 together_ranks.py load    what the ranks read of the store, printed; the state compared to the bit
 together_ranks.py read_from    the same with load_from
 together_ranks.py dcp    the same with DCP's reader
+together_ranks.py dcp_path    the same with DCP's reader of the directory, without a client
 together_ranks.py late    the same, and rank 1 comes after the others have given it up
 together_ranks.py lost    the same, and rank 1 is killed when the others wait for its blocks
 """
@@ -81,6 +82,15 @@ def dcp():
         print(f"read {read_nbytes() - start} bytes")
         assert reader.tier == "pfs", reader.tier
         assert not difference({"w": expected["w"]}, found)
+
+
+def dcp_path():
+    """By DCP's reader of a directory: nothing but torch.distributed brings the ranks together."""
+    expected, found = state(), {"w": torch.zeros(ELEMENTS // 256, 256)}
+    start = read_nbytes()
+    load_dcp(found, storage_reader=CkptdReader(f"{os.environ['CKPTD_STORE']}/together/latest"))
+    print(f"read {read_nbytes() - start} bytes")
+    assert not difference({"w": expected["w"]}, found)
 
 
 def late():

@@ -2,7 +2,9 @@
 
 import logging
 import os
+import weakref
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from ckptd_client._load.checkpoint import Checkpoint, open_directory
 from ckptd_client._load.foreign.load_from import kind_of
 from ckptd_client._load.published import open_published
 from ckptd_client._load.reader import Target
+from ckptd_client._load.shared_read.planned import Assigned, Offer, Offered, assign
 from ckptd_client._local.rank import Group
 from ckptd_client._state.pickle import pickle_keys
 from ckptd_client._state.replica_choice import notes_of, of_the_lowest, taken_of
@@ -79,6 +82,7 @@ class CkptdReader(StorageReader):
         self._step = step
         self._checkpoint: Checkpoint | None = None
         self._content: Content | None = None
+        self._offered: Offered | None = None  # to read together with other ranks, without a client
         self._notes: list[str] = []
 
     @property
@@ -98,6 +102,9 @@ class CkptdReader(StorageReader):
 
     def close(self) -> None:
         """Closes the files of a load that failed before it read them; so does the next load. Idempotent."""
+        offered, self._offered = self._offered, None
+        if offered is not None:
+            offered.close()
         if self._checkpoint is not None:
             self._checkpoint.close()
 
@@ -163,16 +170,31 @@ class CkptdReader(StorageReader):
         """Nothing."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As it is."""
-        return plan
+        """With what the ranks need of each other to read a directory together; a client's ranks know it."""
+        records = self._checkpoint.records if self._checkpoint is not None else None
+        group = self._group
+        if self._directory is None or records is None or group.world_size == 1:
+            return plan
+        try:
+            self._offered = Offered(records, group.rank, self._integrity)
+        except OSError as error:
+            log.info("ckptd: each rank reads by itself: %s", error)
+            return plan
+        weakref.finalize(self, self._offered.close)
+        return replace(plan, storage_data=self._offered.offer)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As they are."""
-        return plans
+        """With the part of each. Raises RestoreError where ranks found different checkpoints."""
+        offers = [plan.storage_data for plan in plans if isinstance(plan.storage_data, Offer)]
+        if not 1 < len(offers) == len(plans):
+            return plans
+        parts = assign(offers, os.urandom(8).hex())
+        return [replace(plan, storage_data=part) for plan, part in zip(plans, parts, strict=True)]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
         """Reads the ranges of the plan. Raises DamagedError that names file and block."""
         try:
+            self._take_part(plan)
             fills = self._read(plan, planner)
         finally:
             if self._checkpoint is not None:
@@ -183,6 +205,12 @@ class CkptdReader(StorageReader):
         done: torch.futures.Future[None] = torch.futures.Future()
         done.set_result(None)
         return done
+
+    def _take_part(self, plan: LoadPlan) -> None:
+        """Enters the read of all ranks, if there is one: from here on this rank says when it leaves."""
+        offered, part = self._offered, plan.storage_data
+        if offered is not None and self._checkpoint is not None and isinstance(part, Assigned):
+            self._checkpoint.read_with(offered.participants(part).__enter__())
 
     def _read(self, plan: LoadPlan, planner: LoadPlanner) -> "list[_Fill]":
         checkpoint, content = self._checkpoint, self._content

@@ -1,0 +1,125 @@
+"""Ranks that load a directory without a daemon: what their plans say of each, and the part that each gets."""
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.planner import LoadPlan
+
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
+from ckptd_client._load.shared_read import planned
+from ckptd_client._load.shared_read.found import DifferentError, Found
+from ckptd_client._load.shared_read.planned import Assigned, Offer, Offered, assign, own_address
+from ckptd_client.dcp import CkptdReader
+from tests.checkpoints import write_checkpoint
+from tests.runs import RUN
+from tests.stored import records_of
+from tests.unit.client.load.written import rank_of
+
+
+def address(number, host="10.0.0.{}"):
+    return ExchangeAddress(host.format(number), 1000 + number, bytes(32))
+
+
+def offer(rank, home, *, machine="m", exchange=None, step=1):
+    return Offer(machine, f"{machine} {home}", Found.of(rank, SaveId(1, 1, step, RUN), b"", 0), exchange)
+
+
+def test_ranks_of_a_home_share_and_the_first_that_has_an_address_exchanges_with_other_homes():
+    """In any order of ranks over homes; a home without an address reads without the others."""
+    offers = [
+        offer(0, "a"), offer(1, "b", exchange=address(1)), offer(2, "c"), offer(3, "a", exchange=address(3)),
+        offer(4, "b", exchange=address(4)), offer(5, "c"),
+    ]  # fmt: skip
+    assert assign(offers, "s") == [
+        Assigned(0, "s", (3, 0), Place(0, 2), None),
+        Assigned(1, "s", (1, 4), Place(1, 2), address(3)),
+        Assigned(2, "s", (2, 5), None, None),
+        Assigned(3, "s", (3, 0), Place(0, 2), None),
+        Assigned(4, "s", (1, 4), Place(1, 2), address(3)),
+        Assigned(5, "s", (2, 5), None, None),
+    ]
+
+
+def test_one_home_needs_no_other():
+    offers = [offer(rank, "a", exchange=address(rank)) for rank in range(2)]
+    assert [(one.readers, one.place, one.parent) for one in assign(offers, "s")] == [((0, 1), None, None)] * 2
+
+
+def test_the_parents_of_many_nodes_are_those_of_the_tree():
+    found = assign([offer(n, n, machine=n, exchange=address(n)) for n in range(70)], "s")
+    assert [one.place for one in found] == [Place(n, 70) for n in range(70)]
+    assert [found[n].parent for n in (0, 31, 32, 33, 64, 69)] == [
+        None, address(0), address(0), address(32), address(0), address(64),
+    ]  # fmt: skip
+
+
+def test_a_loopback_address_is_one_only_where_all_ranks_are_of_one_machine():
+    loop = [address(n, "127.0.0.1") for n in range(2)]
+    assert assign([offer(n, n, exchange=loop[n]) for n in range(2)], "s")[1].parent == loop[0]
+    apart = assign([offer(n, n, machine=f"m{n}", exchange=loop[n]) for n in range(2)], "s")
+    assert [(one.place, one.parent) for one in apart] == [(None, None)] * 2
+
+
+def test_ranks_that_found_different_checkpoints_load_nothing():
+    with pytest.raises(DifferentError, match="rank 0 found step 1, rank 1 step 2"):
+        assign([offer(0, "a"), offer(1, "a", step=2)], "s")
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return write_checkpoint(tmp_path / "store", [{"w": torch.arange(4.0)}] * 2)
+
+
+def test_a_rank_that_loads_alone_in_a_job_of_several_waits_for_nobody(directory, monkeypatch):
+    """Its own plan is the only one."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    state, began = {"w": torch.zeros(4)}, time.monotonic()
+    with rank_of(1, 2), pytest.warns(UserWarning, match="is disabled"):
+        dcp.load(state, storage_reader=CkptdReader(directory), no_dist=True)
+    assert torch.equal(state["w"], torch.arange(4.0))
+    assert time.monotonic() - began < 5.0
+
+
+def test_what_a_planner_has_left_out_of_the_plans_is_no_read_together(directory):
+    with rank_of(0, 2):
+        reader = CkptdReader(directory)
+        reader.read_metadata()
+        told = reader.prepare_local_plan(LoadPlan([]))
+        bare = [told, LoadPlan([])]
+        assert reader.prepare_global_plan(bare) == bare
+        assert isinstance(told.storage_data, Offer)
+        reader.close()
+
+
+def test_an_offer_that_is_closed_answers_nobody(directory, monkeypatch):
+    monkeypatch.setenv("CKPTD_PEER_ADDRESS", "127.0.0.1")
+    records = records_of(directory)
+    offered = Offered(records, 0, records.files.integrity)
+    assert offered.offer.exchange == offered.exchange.address
+    offered.close()
+    offered.close()
+    monkeypatch.setenv("CKPTD_PEER_ADDRESS", "no.such.host.invalid")
+    assert Offered(records, 0, records.files.integrity).offer.exchange is None
+
+
+def test_the_address_is_that_towards_the_master(monkeypatch):
+    monkeypatch.delenv("CKPTD_PEER_ADDRESS", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert own_address() == "127.0.0.1"
+    monkeypatch.delenv("MASTER_ADDR")
+    assert own_address() == ""
+
+
+def test_directories_in_which_ranks_were_killed_are_removed_and_no_others(tmp_path):
+    for name in (f"{planned.READS}7-old", f"{planned.READS}7-new", f"{planned.READS}77-old", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.group").touch()
+        if not name.endswith("new"):
+            os.utime(tmp_path / name, (1, 1))
+    planned._make(str(tmp_path / f"{planned.READS}7-mine"))
+    left = {f"{planned.READS}7-new", f"{planned.READS}7-mine", f"{planned.READS}77-old", "other"}
+    assert {path.name for path in tmp_path.iterdir()} == left
