@@ -15,7 +15,7 @@ MAX_READERS: Final = 1 << 16  # nodes
 
 
 class ExchangeAddress(msgspec.Struct, frozen=True, array_like=True):
-    """An address, and the secret that proves membership of the job. It travels over authenticated links only."""
+    """An address, and the secret that proves membership of the job: sent over authenticated links, or in load plans."""
 
     host: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9.:_-]{1,255}\Z")]
     port: Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)]

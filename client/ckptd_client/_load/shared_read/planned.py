@@ -5,6 +5,7 @@ message of its own, and a rank that loads alone, whatever process group there is
 """
 
 import contextlib
+import fcntl
 import ipaddress
 import logging
 import os
@@ -29,6 +30,7 @@ from ckptd_client._load.shared_read.peer_exchange import PeerExchange
 
 log = logging.getLogger("ckptd_client")
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+_SIOCGIFADDR: Final = 0x8915
 READS: Final = "ckptd-read-"  # then the user, and the session
 _OLD_S: Final = 3600.0  # of a directory in which ranks were killed: those of a read meet within a minute
 
@@ -161,14 +163,23 @@ def own_address() -> str:
     """
     said, master = os.environ.get("CKPTD_PEER_ADDRESS", ""), os.environ.get("MASTER_ADDR", "")
     try:
+        if said in {name for _, name in socket.if_nameindex()}:
+            return _address_of(said)
         family, kind, _, _, address = socket.getaddrinfo(said or master, 9, type=socket.SOCK_DGRAM)[0]
         if said:
             return str(address[0])
         with socket.socket(family, kind) as towards:
             towards.connect(address)
             return str(towards.getsockname()[0])
-    except (OSError, UnicodeError):  # an interface's name, for example
+    except (OSError, UnicodeError):
         return ""
+
+
+def _address_of(interface: str) -> str:
+    """Its IPv4 address. Raises OSError where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, interface.encode().ljust(40, b"\0"))
+    return socket.inet_ntoa(answer[20:24])
 
 
 def _make(directory: str) -> None:

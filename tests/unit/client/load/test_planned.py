@@ -74,7 +74,7 @@ def directory(tmp_path):
     return write_checkpoint(tmp_path / "store", [{"w": torch.arange(4.0)}] * 2)
 
 
-def test_a_rank_that_loads_alone_in_a_job_of_several_waits_for_nobody(directory, monkeypatch):
+def test_a_rank_that_loads_alone_in_a_job_of_several_waits_for_no_other(directory, monkeypatch):
     """Its own plan is the only one."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     state, began = {"w": torch.zeros(4)}, time.monotonic()
@@ -95,7 +95,7 @@ def test_what_a_planner_has_left_out_of_the_plans_is_no_read_together(directory)
         reader.close()
 
 
-def test_an_offer_that_is_closed_answers_nobody(directory, monkeypatch):
+def test_an_offer_is_closed_more_than_once(directory, monkeypatch):
     monkeypatch.setenv("CKPTD_PEER_ADDRESS", "127.0.0.1")
     records = records_of(directory)
     offered = Offered(records, 0, records.files.integrity)
@@ -106,12 +106,14 @@ def test_an_offer_that_is_closed_answers_nobody(directory, monkeypatch):
     assert Offered(records, 0, records.files.integrity).offer.exchange is None
 
 
-def test_the_address_is_that_towards_the_master(monkeypatch):
+def test_the_address_is_that_towards_the_master_or_the_one_that_is_set(monkeypatch):
     monkeypatch.delenv("CKPTD_PEER_ADDRESS", raising=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert own_address() == "127.0.0.1"
     monkeypatch.delenv("MASTER_ADDR")
     assert own_address() == ""
+    monkeypatch.setenv("CKPTD_PEER_ADDRESS", "lo")
+    assert own_address() == "127.0.0.1"
 
 
 def test_directories_in_which_ranks_were_killed_are_removed_and_no_others(tmp_path):
