@@ -176,7 +176,7 @@ class CkptdReader(StorageReader):
         if self._directory is None or records is None or group.world_size == 1:
             return plan
         try:
-            self._offered = Offered(records, group.rank, self._integrity)
+            self._offered = Offered(records, group, self._integrity)
         except OSError as error:
             log.info("ckptd: each rank reads by itself: %s", error)
             return plan

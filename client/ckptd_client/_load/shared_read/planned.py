@@ -27,6 +27,7 @@ from ckptd_client._load.shared_read.found import DifferentError, Found
 from ckptd_client._load.shared_read.meeting import NodeReaders
 from ckptd_client._load.shared_read.participants import Participants
 from ckptd_client._load.shared_read.peer_exchange import PeerExchange
+from ckptd_client._local.rank import Group
 
 log = logging.getLogger("ckptd_client")
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
@@ -85,20 +86,21 @@ def _is_loopback(address: ExchangeAddress | None) -> bool:
 
 
 class Offered:
-    """This rank's offer, until it is closed. Opens a port for other nodes where this one has an address.
+    """This rank's offer, until it is closed. Opens a port for other nodes, where there are any and it has an address.
 
     Raises OSError where there is no shared memory.
     """
 
-    def __init__(self, records: StoredRecords, rank: int, integrity: Integrity) -> None:
+    def __init__(self, records: StoredRecords, group: Group, integrity: Integrity) -> None:
         manifest = records.manifest
         self._job = JobKey(f"/{manifest.store_id}", manifest.job)  # the store's path may differ between nodes
         self.exchange: PeerExchange | None = None
-        found = Found.of(rank, manifest.save, records.proof, 0)
+        found = Found.of(group.rank, manifest.save, records.proof, 0)
         with open(_BOOT_ID, encoding="ascii") as file:
             machine = file.read().strip()
         memory, arena = os.stat(SHARED_MEMORY), os.environ.get("CKPTD_ARENA", "")
-        host = own_address()
+        alone = os.environ.get("LOCAL_WORLD_SIZE") == str(group.world_size)
+        host = "" if alone else own_address()
         try:
             self.exchange = PeerExchange(host, self._job, manifest.save, found, integrity) if host else None
         except (OSError, RuntimeError) as error:

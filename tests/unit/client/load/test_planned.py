@@ -13,6 +13,7 @@ from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 from ckptd_client._load.shared_read import planned
 from ckptd_client._load.shared_read.found import DifferentError, Found
 from ckptd_client._load.shared_read.planned import Assigned, Offer, Offered, assign, own_address
+from ckptd_client._local.rank import Group
 from ckptd_client.dcp import CkptdReader
 from tests.checkpoints import write_checkpoint
 from tests.runs import RUN
@@ -95,15 +96,19 @@ def test_what_a_planner_has_left_out_of_the_plans_is_no_read_together(directory)
         reader.close()
 
 
-def test_an_offer_is_closed_more_than_once(directory, monkeypatch):
+def test_an_offer_has_an_address_where_other_nodes_may_need_it_and_there_is_one(directory, monkeypatch):
     monkeypatch.setenv("CKPTD_PEER_ADDRESS", "127.0.0.1")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     records = records_of(directory)
-    offered = Offered(records, 0, records.files.integrity)
+    offered = Offered(records, Group(0, 2, ""), records.files.integrity)
     assert offered.offer.exchange == offered.exchange.address
     offered.close()
     offered.close()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert Offered(records, Group(0, 2, ""), records.files.integrity).offer.exchange is None
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
     monkeypatch.setenv("CKPTD_PEER_ADDRESS", "no.such.host.invalid")
-    assert Offered(records, 0, records.files.integrity).offer.exchange is None
+    assert Offered(records, Group(0, 2, ""), records.files.integrity).offer.exchange is None
 
 
 def test_the_address_is_that_towards_the_master_or_the_one_that_is_set(monkeypatch):
