@@ -50,7 +50,7 @@ ROWS = (
         f"{_NEEDED}test_an_index_that_is_damaged_is_refused_by_name_and_all_votes_say_the_same",
     ),
     _row(
-        "a-damaged-index-costs-no-load", "client/ckptd_client/_load/needed.py",
+        "a-damaged-index-costs-no-load", "client/ckptd_client/_load/sought.py",
         '    except (DamagedError, OSError) as error:\n        log.warning("ckptd: warning: %s; all votes',
         '    except FileExistsError as error:\n        log.warning("ckptd: warning: %s; all votes',
         f"{NODES}test_damage.py::test_in_the_index_of_a_checkpoint_it_costs_no_load",

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from tests.unit.client.load.written import rank_of
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from ckptd.shared.base.ids import SaveId
@@ -18,7 +19,6 @@ from ckptd_client.dcp import CkptdReader
 from tests.checkpoints import write_checkpoint
 from tests.runs import RUN
 from tests.stored import records_of
-from tests.unit.client.load.written import rank_of
 
 
 def address(number, host="10.0.0.{}"):
