@@ -5,7 +5,6 @@ import os
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from tests.unit.client.load.written import rank_of, spread, values
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.tensor import DTensor
@@ -25,6 +24,7 @@ from ckptd_client._local.rank import Group
 from ckptd_client.dcp import CkptdReader
 from ckptd_client.dcp._items import ItemPlans, paths_of, resolved, spread_of
 from tests.checkpoints import SAVE, digests_of, filled, put_image, put_vote
+from tests.on_meshes import rank_of, spread, values
 from tests.stored import records_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -6,7 +6,6 @@ import time
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from tests.unit.client.load.written import rank_of
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from ckptd.shared.base.ids import SaveId
@@ -17,6 +16,7 @@ from ckptd_client._load.shared_read.planned import Assigned, Offer, Offered, ass
 from ckptd_client._local.rank import Group
 from ckptd_client.dcp import CkptdReader
 from tests.checkpoints import write_checkpoint
+from tests.on_meshes import rank_of
 from tests.runs import RUN
 from tests.stored import records_of
 
