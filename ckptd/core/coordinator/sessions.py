@@ -386,7 +386,8 @@ class Sessions:
         self._former |= waiting.former.outside
         self.earlier = waiting.former.earlier
         self.visitors = (waiting.former.reported | self.visitors) - self.links.down - inside
-        self._outside = of_peers([self._former[name] for name in sorted(self.visitors & self._former.keys())])
+        outside = (waiting.former.outside.keys() | self.visitors) & self._former.keys() - inside  # some may come back
+        self._outside = of_peers([self._former[name] for name in sorted(outside)])
         self.members, self._roster = Members(waiting.ranks), waiting.roster
         self.world_size = waiting.roster.world_size
         note = f"the store did not give an incarnation number ({event.problem}); went on with {self.incarnation}"

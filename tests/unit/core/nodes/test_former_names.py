@@ -4,7 +4,7 @@ import pytest
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
-from tests.unit.core.nodes.a_cluster import ONE, ACluster
+from tests.unit.core.nodes.a_cluster import ONE, TWO, ACluster
 
 NAMES = "abcdefghijkl"
 
@@ -67,3 +67,27 @@ def test_a_coordinator_that_restarts_learns_of_it_from_the_others(job):
     said = {name: fact.former for name, fact in found}
     assert said == {name: ("l",) if name != "m" else () for name in [*NAMES[1:-1], "m"]}
     assert barrier(job)._silent == {"l"}
+
+
+def test_a_node_outside_that_was_away_when_the_session_opened_is_met_again_after_all_daemons_restart():
+    """The coordinator alone can have its address: it is in no topology of the session."""
+    job = ACluster("abcd")
+    job.connect("abcd")
+    job.stage(ONE)
+    job.held = {act.Drain, act.Encode}
+    job.stage(TWO)
+    job.end_ranks()
+    job.held |= {act.TakeIncarnation}
+    job.connect("abca", expect=False)
+    job.cut_off("d")
+    job.held.remove(act.TakeIncarnation)
+    waiting, job.waiting = job.waiting, []
+    for node, action in waiting:
+        job.perform(node, action)
+    job.settle()
+    job.heal("d")
+    job.end_ranks()
+    for name in "abcd":
+        job.nodes[name].restart()
+    job.connect("abca")
+    assert {answer.save for answer in job.load()} == {TWO}
