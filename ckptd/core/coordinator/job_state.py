@@ -180,6 +180,15 @@ class JobState:
         return bool(self.places)
 
     @property
+    def holders(self) -> set[str]:
+        """Nodes that have some segment or parity, as far as is known."""
+        return self.places.keys() | self.chunks.nodes
+
+    def rebuildable(self, record: Record) -> bool:
+        """Whether parity has all that is lost of the save, with what lies at nodes that do not answer now."""
+        return self.chunks.recoverable(record, self.holders)
+
+    @property
     def newest_staged(self) -> Record | None:
         """The newest save that every rank delivered and that still lies in memory."""
         if not self._newest_is_known:
@@ -190,13 +199,16 @@ class JobState:
     def only_here(self, seen: Collection[SaveId]) -> list[SaveId]:
         """Checkpoints in memory that somebody may miss and the store does not have. seen: what lies there now.
 
-        A half with segments here counts: after a restart all ranks may have staged it, and nobody has said so yet.
+        A half with segments here counts: after a restart all ranks may have staged it, and nobody has said so yet. So
+        does what parity makes whole.
         """
         newest, durable = self.newest_staged, max(seen, default=None)
         staged = [r for r in self.records.values() if r.staged and r.in_memory and r.save not in seen]
         wanted = [r for r in staged if r is newest or (r.forced and r.state is not State.DURABLE)]
         wanted += [r for r in self.of(State.STAGING) if r.held]
-        return sorted(r.save for r in wanted if r.forced or durable is None or not r.save <= durable)
+        pieced = [self.records[save] for save in self.chunks.pieced - set(seen) if save in self.records]
+        wanted += [r for r in pieced if not r.in_memory and self.rebuildable(r)]
+        return sorted({r.save for r in wanted if r.forced or durable is None or not r.save <= durable})
 
     def _prune(self) -> None:
         ended = sorted(s for s, r in self.records.items() if r.end is not None and not r.held and s != self.active)

@@ -30,10 +30,9 @@ class LastRebuild:
                 return None
             if save.incarnation == self._facts.disputed or record.mismatched:
                 continue
-            missing = self._missing(record)
-            if not missing:
+            if not self._missing(record):
                 return None  # it is drained as it is
-            if self._routes.rebuildable(record, (rank for rank in missing if rank not in record.held)):
+            if self._facts.rebuildable(record):
                 return record
         return None
 
@@ -55,7 +54,7 @@ class LastRebuild:
 
     def _order(self, record: Record, rank: int) -> list[Action]:
         """At a node that has something of the job: others may have forgotten it. Nothing while too many are silent."""
-        nodes = sorted(self._routes.holders & self._facts.links.up) or [self._facts.node]
+        nodes = sorted(self._facts.holders & self._facts.links.up) or [self._facts.node]
         home = self._routes.home(rank)
         at = home if home in nodes else nodes[rank % len(nodes)]
         order = self._routes.fetch(record.save, rank, set(), at)

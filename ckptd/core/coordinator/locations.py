@@ -98,16 +98,6 @@ class Routes:
             return None
         return self._parity.rebuild(record, rank, self._unreadable(record, damaged), self._saves.links.up)
 
-    def rebuildable(self, record: Record, ranks: Iterable[int]) -> bool:
-        """Whether parity has the segments of these ranks, with what lies at nodes that do not answer now."""
-        nodes = self.holders
-        return all(self._parity.rebuild(record, rank, set(), nodes) is not None for rank in ranks)
-
-    @property
-    def holders(self) -> set[str]:
-        """Nodes that have some segment or parity, as far as is known."""
-        return self._saves.places.keys() | self._parity.nodes
-
     def anywhere(self, record: Record, damaged: Damage, moved: Container[tuple[SaveId, int, str]]) -> Anywhere | None:
         """Where each segment can be read from; None: some cannot be had. moved: what came in place of a damaged one."""
         found, save = Anywhere({}, {}), record.save

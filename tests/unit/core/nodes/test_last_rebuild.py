@@ -4,8 +4,9 @@ import pytest
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import SaveId
-from tests.runs import RUN
+from tests.runs import RUN, STORE_ID
 from tests.unit.core.nodes.a_cluster import (
     KEY,
     ONE,
@@ -140,6 +141,24 @@ def test_a_load_by_name_gives_up_nothing_that_a_node_that_is_away_makes_whole(na
     cluster.tick(60)
     assert newer in cluster.store.committed
     nothing_is_left(cluster)
+
+
+def test_what_parity_alone_has_is_not_forgotten_without_force():
+    cluster = a_job_with_a_lost_node()
+    cluster.load(step=ONE.step)
+    cluster.end_ranks()
+    durable = ev.StoreScanned(job=KEY, store_id=STORE_ID, committed=(ev.OnStore(ONE, 4, 40, ONE.dirname),))
+    with pytest.raises(CkptdError, match=r"step 20 .* is in memory only and not durable"):
+        cluster.nodes["a"].catalogue.forget(KEY, force=False, seen=durable)
+    assert cluster.nodes["a"].catalogue.forget(KEY, force=True, seen=durable)
+
+
+def test_what_nothing_can_rebuild_is_forgotten():
+    cluster = a_job_with_a_lost_node("bc")
+    cluster.load(step=ONE.step)
+    cluster.end_ranks()
+    durable = ev.StoreScanned(job=KEY, store_id=STORE_ID, committed=(ev.OnStore(ONE, 4, 40, ONE.dirname),))
+    assert cluster.nodes["a"].catalogue.forget(KEY, force=False, seen=durable)
 
 
 def test_what_nothing_can_rebuild_delays_no_end():
