@@ -89,7 +89,9 @@ def put_vote(path: Path, raw: bytes) -> Path:
     return named
 
 
-def edit_vote(final: Path, number: int, change: Callable[[Any], None]) -> None:
+def edit_vote(
+    final: Path, number: int, change: Callable[[Any], None], encode: Callable[[Any], bytes] = msgspec.msgpack.encode
+) -> None:
     """A vote, all digests and sums above it made right."""
     manifest = manifest_of(final)
     ref = manifest.votes[number]
@@ -97,7 +99,7 @@ def edit_vote(final: Path, number: int, change: Callable[[Any], None]) -> None:
     vote = plain(decode_vote(path.read_bytes(), where="forge"))
     before = _sums(vote["files"])
     change(vote)
-    raw = sealed(msgspec.msgpack.encode(shared(vote)))
+    raw = sealed(encode(shared(vote)))
     put_vote(path, raw)
     changed = plain(manifest)
     changed["votes"][number] = plain(msgspec.structs.replace(ref, nbytes=len(raw), digest=digest(raw)))

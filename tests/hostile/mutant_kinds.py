@@ -322,7 +322,7 @@ def parity_vote(chance: random.Random, path: pathlib.Path) -> None:
     def change(vote: Any) -> None:
         vote["parity"] = mutated(chance, vote["parity"])
 
-    forge.edit_vote(path, chance.randrange(len(forge.manifest_of(path).votes)), change)
+    forge.edit_vote(path, chance.randrange(len(forge.manifest_of(path).votes)), change, to_msgpack)
     if chance.random() < 0.5:
         any_file(chance, path)
 
