@@ -46,6 +46,16 @@ ROWS = (
         "tests/unit/client/load/test_needed.py::test_a_name_that_two_parts_of_a_job_hold_is_sought_in_all_records",
     ),
     _row(
+        "few-layouts-decide-on-no-name-of-several-parts", f"{_CLIENT}_load/fit.py",
+        "        if not saves.whole:\n", "        if False:\n",
+        "tests/interop/test_pulled.py::test_a_name_that_two_parts_of_a_job_hold_is_sought_in_all_layouts",
+    ),
+    _row(
+        "what-an-index-cannot-say-all-records-say", f"{_CLIENT}_load/stored_fit.py",
+        "with contextlib.suppress(OtherRanksNeededError):", "with contextlib.suppress(FileExistsError):",
+        "tests/unit/client/load/test_needed.py::test_a_name_that_two_parts_of_a_job_hold_is_sought_in_all_records",
+    ),
+    _row(
         "a-stage-shares-what-its-mesh-holds", f"{_CLIENT}_state/replicas.py",
         "ranks, held = meshes.of(value) if known else ((), ())", "ranks, held = ((), ())",
         f"{_STAGES}test_each_stage_saves_slices_and_gets_its_own_back_from_memory_and_from_the_store",

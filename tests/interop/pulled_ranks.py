@@ -2,14 +2,18 @@
 
 pulled_ranks.py save <folder> <job> <milestone>
 pulled_ranks.py load <folder> <job> <tier> <few>      few: layouts are read of the ranks that hold something, not of all
+pulled_ranks.py save_parts <folder> <job> <milestone>    two halves of the job hold a tensor of one name each
+pulled_ranks.py load_parts <folder> <job>                as few as may be; a name of two tensors is refused
 
 The store gets none of it. Run by tests/interop/launch.py on CPUs with gloo.
 """
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from ckptd_client import MismatchError
 from ckptd_client._load import pulled_fit
 from tests.interop.off_store import STEP, connect, keep_off_the_store
 from tests.interop.rank_program import carry_out
@@ -88,5 +92,33 @@ def load(folder, job, tier, few):
     print(f"rank {dist.get_rank()} notes {restored.notes}", flush=True)
 
 
+def half(fill):
+    """A tensor on a mesh of this rank's half of the job."""
+    size = dist.get_world_size() // 2
+    meshes = [DeviceMesh("cpu", list(range(first, first + size))) for first in (0, size)]
+    mesh = meshes[dist.get_rank() // size]
+    return distribute_tensor(torch.full((64, 8), fill), mesh, [Shard(0)], src_data_rank=None)
+
+
+def save_parts(folder, job, milestone):
+    client = connect(job)
+    client.save({"first": torch.zeros(3)}, 1).wait("durable", 60)
+    if dist.get_rank() == 0:
+        keep_off_the_store(client, job)
+    half_of = 2 * dist.get_rank() // dist.get_world_size()
+    client.save({"w": half(1.0 + half_of)}, STEP).wait(milestone, 60)
+
+
+def load_parts(folder, job):
+    pulled_fit.ALL_UP_TO = 0
+    state = {"w": torch.zeros(64, 8)}
+    try:
+        restored = connect(job).load(state)
+    except MismatchError as error:
+        print(f"rank {dist.get_rank()} refused: {error}", flush=True)
+    else:
+        raise AssertionError(f"rank {dist.get_rank()} took {state['w'].unique()} of two tensors: {restored}")
+
+
 if __name__ == "__main__":
-    carry_out({"save": save, "load": load})
+    carry_out({"save": save, "load": load, "save_parts": save_parts, "load_parts": load_parts})

@@ -87,3 +87,12 @@ def test_a_lost_node_is_rebuilt_once_and_what_ranks_need_of_it_is_pulled(cluster
     on_homes(homes(cluster, "abd"), SCRIPT, "load", folder, job, "rebuilt", "few")
     wanted = needed("abdd", "abd")  # it is rebuilt where rank 2 runs now
     assert wanted <= moved(cluster) <= 1.05 * wanted, (wanted, moved(cluster))
+
+
+def test_a_name_that_two_parts_of_a_job_hold_is_sought_in_all_layouts(cluster):
+    """One layout names the ranks of its own part alone: the tensor of the other part would not be looked at."""
+    folder, job = str(cluster.directory), "parts"
+    on_homes(homes(cluster, "abcd"), SCRIPT, "save_parts", folder, job, "staged")
+    said = on_homes(homes(cluster, "ab"), SCRIPT, "load_parts", folder, job)
+    refused = r"rank \d refused: .*is one tensor on ranks 0 to 1, and another on ranks 2 to 3"
+    assert len(re.findall(refused, said)) == 2, said
