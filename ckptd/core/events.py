@@ -3,15 +3,26 @@
 Other nodes send some of them too. Messages between nodes are in ckptd.shared.protocol.node_messages, and named here.
 """
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ckptd.shared.base.ids import NO_RUN, RunId, SaveId
+from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId
 from ckptd.shared.format.manifest import ParityRecord
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.messages import Cadence, Tier
 from ckptd.shared.protocol.node_messages import *  # noqa: F403 - the core knows them by these names too
-from ckptd.shared.protocol.node_messages import Event, FromRank
+from ckptd.shared.protocol.node_messages import (
+    Drained,
+    Encoded,
+    Event,
+    FromRank,
+    Report,
+    SegmentsReleased,
+    SegmentsStaged,
+    VoteWritten,
+)
 from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.protocol.read_tree import ExchangeAddress
 from ckptd.shared.protocol.segments import Wanted
@@ -236,6 +247,32 @@ class PeerDown(Event, frozen=True, kw_only=True):
 
     node: str
     rests: bool = False
+
+
+class Reports(Event, frozen=True, kw_only=True):
+    """Reports of nodes that arrived together, as ``together`` picks them: facts first, what follows from them once."""
+
+    reports: tuple[Report, ...]
+
+
+_TOGETHER = (SegmentsStaged, SegmentsReleased, Encoded, Drained, VoteWritten)  # how far a node has come with a save
+
+
+def together(events: Iterable[Event]) -> list[Event]:
+    """The same events in the same order, but reports of one job that follow each other, of how far saves are, as one.
+
+    Each node says the same at about the same time, and the coordinator looks at its whole job after each event.
+    """
+    found: list[Event] = []
+    for job, some in itertools.groupby(events, _job_of_progress):
+        row = list(some)
+        reports = tuple(event for event in row if isinstance(event, Report))
+        found += [Reports(job=job, reports=reports)] if job is not None and len(reports) > 1 else row
+    return found
+
+
+def _job_of_progress(event: Event) -> JobKey | None:
+    return event.job if isinstance(event, Report) and isinstance(event.event, _TOGETHER) else None
 
 
 # --- from the store

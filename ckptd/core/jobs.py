@@ -16,6 +16,7 @@ from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.messages import Done, Refused
 
 _FIRST = (ev.TopologyKept, ev.StoreRemembered, ev.RankAttached, ev.RankFound, ev.SlotAdopted)  # a job can begin with it
+_REPORTS = (ev.Report, ev.Reports)
 _MAX_NUMBERS = 4096  # of jobs; the clock has passed those of older ones
 
 
@@ -161,7 +162,7 @@ class Catalogue:
                 job.links.went(event.node, rests=event.rests)
                 if event.rests:
                     continue  # no node was lost, and no machine waits for one to which it has no use for a link
-            if kind is ev.Report or kind in job.coordinator.events:
+            if kind in _REPORTS or kind in job.coordinator.events:
                 self._route(event.job, job.coordinator.handle(event, now), inbox, out)
             if kind in job.node.events or kind in job.node.orders:
                 self._route(event.job, job.node.handle(event), inbox, out)

@@ -309,7 +309,7 @@ class PeerLinks(LinkHooks):
     def take_events(self) -> list[ev.Event]:
         """What has happened since the last call."""
         events, self._events = self._events, []
-        return events
+        return ev.together(events)
 
     def _flush(self, remote: Remote) -> None:
         """Does what the link has to tell, then sends what it has to send, until neither is left."""

@@ -75,14 +75,14 @@ class Coordinator:
         self.events, self.reports = self._events(), self._reports()
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
-        """What to do about a report of a node, or the outcome of an action of the coordinator."""
+        """What to do about reports of nodes, or the outcome of an action of the coordinator."""
         self._now, self._stale = now, True
-        if not isinstance(event, ev.Report):
+        if not isinstance(event, ev.Report | ev.Reports):
             return [*self.events[type(event)](event, now), *self._react(now)]
-        fact = event.event
-        if self.sessions.is_stale(fact):
-            return []
-        return [*self.reports[type(fact)](event.node, fact, now), *self._react(now)]
+        reports = event.reports if isinstance(event, ev.Reports) else (event,)
+        valid = [report for report in reports if not self.sessions.is_stale(report.event)]
+        actions = [a for one in valid for a in self.reports[type(one.event)](one.node, one.event, now)]
+        return [*actions, *self._react(now)] if valid else []
 
     def _events(self) -> dict[type[ev.Event], Callable[[Any, float], list[Action]]]:
         """Outcomes of actions of the coordinator, what was found at start, and which nodes answer."""

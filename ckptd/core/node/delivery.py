@@ -8,7 +8,8 @@ from ckptd.core.node.slots import SlotTable
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.protocol.node_messages import StagedSegment
 
-TOGETHER_S = 0.02  # ranks that save together
+TOGETHER_S = 0.25  # ranks that save together: a part of a node's ranks makes no save complete
+_ENDED_S = 0.02  # ranks that end together
 ALLOCATED_S = 0.1  # ranks whose memory is allocated: their coordinator names ranks that are silent for seconds
 
 
@@ -27,7 +28,7 @@ class Delivery:
         self._staged: dict[tuple[SaveId, str], ev.SegmentsStaged] = {}  # by save and session
         self._released: dict[SaveId, list[int]] = {}
         self._gone: dict[str, list[int]] = {}  # by session
-        self._saving, self._allocating, self._ending = _Wait(TOGETHER_S), _Wait(ALLOCATED_S), _Wait(TOGETHER_S)
+        self._saving, self._allocating, self._ending = _Wait(TOGETHER_S), _Wait(ALLOCATED_S), _Wait(_ENDED_S)
 
     def staged(self, event: ev.SegmentStaged) -> None:
         """A rank sealed its segment."""
