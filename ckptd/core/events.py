@@ -271,6 +271,17 @@ def together(events: Iterable[Event]) -> list[Event]:
     return found
 
 
+def progress(event: Event) -> tuple[str, SaveId] | None:
+    """What it says of a save, if it reports how far a node has come with it, as all nodes do at about that time.
+
+    None for anything else, and for a failure: that is not for others to wait with.
+    """
+    fact = event.event if isinstance(event, Report) else None
+    if not isinstance(fact, _TOGETHER) or (isinstance(fact, Encoded | Drained | VoteWritten) and fact.problem):
+        return None
+    return type(fact).__name__, fact.save
+
+
 def _job_of_progress(event: Event) -> JobKey | None:
     return event.job if isinstance(event, Report) and isinstance(event.event, _TOGETHER) else None
 

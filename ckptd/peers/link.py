@@ -24,7 +24,7 @@ MAX_QUEUED_NBYTES = 32 << 20
 _WINDOW = 64  # bodies under way, not acknowledged
 _WINDOW_NBYTES = 4 << 20  # at least one body, whatever its size
 PROBE_S = 2.0  # without an acknowledgement; less when four signs of life fit into a shorter time
-ACK_S = 0.2  # at most, in half as many steps that all links share, so that a loop wakes once for all of them
+ACK_S = 1.0  # at most, in half as many steps that all links share, so that a loop wakes once for all of them
 _EARLY = 4  # an acknowledgement leaves at once after one of so many parts of the window
 _RETRY_S = 0.2  # after a packet that ZeroMQ did not take
 _HELLO_S = 0.02  # doubled each time, up to
@@ -121,6 +121,34 @@ class Link:
         self._queued_nbytes += len(body)
         return True
 
+    @property
+    def settled(self) -> bool:
+        """Whether ``step`` has no body to send, and ``take_updates`` nothing to tell."""
+        return self._sent_seq == self._last_seq and not self._offers and not self._updates
+
+    def send_next(self, body: bytes, now: float) -> Packet | None:
+        """``send`` and ``step`` in one, where that is one packet, with this body. None: it is not, nothing is done."""
+        room = len(self._queue) < _WINDOW and self._queued_nbytes + len(body) <= _WINDOW_NBYTES
+        if not (room and self.up and self.settled) or now - self._heard_at >= self.timeout_s:
+            return None
+        self.send(body)
+        self._sent_seq, self._probe_at = self._last_seq, now + self._probe_s
+        packet = self._packet(self._last_seq, body)
+        self._spoke(now)
+        return packet
+
+    def take_next(self, packet: Packet, body: bytes, now: float) -> bool:
+        """``receive`` of the next body, or of none, where no update but that body follows. False: nothing is done."""
+        ends = (packet.end, packet.to) == (self._peer_end, self._end)
+        if not (ends and self.up and self.settled) or packet.lost or packet.seq != (self._received + 1 if body else 0):
+            return False
+        self._heard_at = now
+        self._acknowledged(packet.ack, now)
+        if body:
+            self._received += 1
+            self._owe(body, now)
+        return True
+
     def aside(self, body: bytes) -> Packet | None:
         """A packet with a body that is neither numbered nor sent again; None: the link is down."""
         return self._packet(0, body) if self.up else None
@@ -197,11 +225,7 @@ class Link:
 
     def _take(self, packet: Packet, now: float) -> None:
         self._heard_at = now
-        if self._queue and self._queue[0][0] <= packet.ack <= self._last_seq:
-            while self._queue and self._queue[0][0] <= packet.ack:
-                self._queued_nbytes -= len(self._queue.popleft()[1])
-            self._sent_seq = max(self._sent_seq, packet.ack)
-            self._probe_at = now + self._probe_s
+        self._acknowledged(packet.ack, now)
         if packet.lost == self._attempt and self._waits:
             self._sent_seq = self._queue[0][0] - 1
             self._attempt += 1
@@ -214,6 +238,13 @@ class Link:
             self._lost = max(self._lost, packet.attempt) if packet.seq > self._received else self._lost
         elif packet.body:
             self._updates.append(Got(packet.body))
+
+    def _acknowledged(self, ack: int, now: float) -> None:
+        if self._queue and self._queue[0][0] <= ack <= self._last_seq:
+            while self._queue and self._queue[0][0] <= ack:
+                self._queued_nbytes -= len(self._queue.popleft()[1])
+            self._sent_seq = max(self._sent_seq, ack)
+            self._probe_at = now + self._probe_s
 
     def _owe(self, body: bytes, now: float) -> None:
         """An acknowledgement, which need not leave alone at once."""
@@ -244,11 +275,14 @@ class Link:
         if not out and (probes or ack_due or now >= self._alive_at):
             out.append(self._packet(self._sent_seq if probes else 0))
         if out:
-            latest = now + self.timeout_s / KEEPALIVES
-            self._alive_at = latest - (latest - self._phase_s) % (self.timeout_s / KEEPALIVES / 2)
-            self._said = self._ack_at is not None, self._lost
-            self._ack_at, self._lost, self._owed = None, 0, (0, 0)
+            self._spoke(now)
         return out
+
+    def _spoke(self, now: float) -> None:
+        latest = now + self.timeout_s / KEEPALIVES
+        self._alive_at = latest - (latest - self._phase_s) % (self.timeout_s / KEEPALIVES / 2)
+        self._said = self._ack_at is not None, self._lost
+        self._ack_at, self._lost, self._owed = None, 0, (0, 0)
 
     def _hellos(self, now: float) -> list[Packet]:
         if self._hello_at is not None and now < self._hello_at:

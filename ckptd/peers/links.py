@@ -198,9 +198,20 @@ class PeerLinks(LinkHooks):
         self.call(job, node)
         if remote is None:
             return False
-        sent = remote.link.send(self._once.of(message))
-        self._flush(remote)
-        return sent
+        return self._put(remote, self._once.of(message))
+
+    def _put(self, remote: Remote, body: bytes) -> bool:
+        """Sends the body at once, or once those before it are sent. False: the link is given up."""
+        now = self._clock()
+        packet = remote.link.send_next(body, now)
+        if packet is None:
+            sent = remote.link.send(body)
+            self._flush(remote)
+            return sent
+        if not self._deliver(remote, packet):
+            remote.link.dropped(now)
+        self._turns.see_to(remote, remote.link.next_deadline())
+        return True
 
     def call(self, job: JobKey, node: str) -> bool:
         """Has a link to a node that none is kept to, for a while. False: one is kept, or the node is not known."""

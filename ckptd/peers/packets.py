@@ -14,7 +14,7 @@ from ckptd.shared.protocol.status import CheckpointStatus
 from ckptd.shared.protocol.topology import Endpoint, Peer
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
 
-VERSION = 7
+VERSION = 8
 MAX_BODY_NBYTES = 8 << 20
 MAX_BUNDLE_NBYTES = MAX_BODY_NBYTES + 4096  # one packet of any size fits
 MAX_PACKET_NBYTES = MAX_BUNDLE_NBYTES + 4096
@@ -141,7 +141,7 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
     path: Seq  # a relayed one, so odd
     packet: Packet
     body: Annotated[int, msgspec.Meta(ge=0, le=MAX_LETTERS)] = 0  # its place among the bodies, from 1; 0: none
-    waits: bool = False  # a sign of life: it may wait for others
+    waits: Annotated[int, msgspec.Meta(ge=0, lt=1 << 33)] = 0  # as ckptd.peers.group has it: it may wait for others
 
 
 Letters = Annotated[tuple[Letter, ...], msgspec.Meta(min_length=1, max_length=MAX_LETTERS)]

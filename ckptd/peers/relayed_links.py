@@ -13,6 +13,7 @@ import msgspec
 
 from ckptd.core import events as ev
 from ckptd.peers.bundles import Bundles, Hop, opened
+from ckptd.peers.group import SIGN, Group, waits_of
 from ckptd.peers.link import KEEPALIVES
 from ckptd.peers.links import PeerLinks
 from ckptd.peers.packets import Bundle, Forward, Forwarded, Letter, Packet, encode_body
@@ -23,6 +24,7 @@ from ckptd.shared.base.log_line import line
 
 log = logging.getLogger("ckptd")
 HOLD_S = 0.01  # between two bundles that a leader passes on to one daemon
+GROUP_S = 0.25  # a report of how far a save is waits so long at a leader for those of the rest of its group
 _CALM = 20  # a sign of life waits for others for one of so many parts of the timeout, where it is made
 _CALM_ON = 10  # and at a leader
 _SPREAD_PEER_S = 0.001  # as links dial again: all members of a group lose their leader at the same moment
@@ -41,6 +43,8 @@ class RelayedLinks(PeerLinks, abc.ABC):
         self._bundles = Bundles()
         self._behind: list[tuple[Remote, Packet]] = []  # of this turn, to leaders: they leave after the bundles
         self._passed_at: dict[Hop, float] = {}
+        self._groups: dict[Hop, Group] = {}  # whose packets this daemon passes on
+        self._waits = 0  # of the message that is being sent
 
     # --- which relays there are
 
@@ -91,6 +95,14 @@ class RelayedLinks(PeerLinks, abc.ABC):
 
     # --- out
 
+    def send(self, job: JobKey, node: str, message: ev.Message) -> bool:
+        """As ``PeerLinks`` has it."""
+        self._waits = waits_of(message)
+        try:
+            return super().send(job, node, message)
+        finally:
+            self._waits = 0
+
     def _deliver(self, remote: Remote, packet: Packet) -> bool:
         path, sign = remote.path, remote.link.keepalive
         if path.via is not None and sign is not None and packet.end == sign.end:
@@ -116,7 +128,8 @@ class RelayedLinks(PeerLinks, abc.ABC):
         path.acked = max(path.acked, packet.ack)
         due = now + self._timeout_s / _CALM if calm else now
         hop = Hop(via.node, via.key, via.job, Forward)
-        self._bundles.add(hop, Letter(remote.peer.node, number, packet, 0, calm), due)
+        waits = SIGN if calm else self._waits if packet.body else 0
+        self._bundles.add(hop, Letter(remote.peer.node, number, packet, 0, waits), due)
         return True
 
     def _drawn(self) -> float:
@@ -139,6 +152,7 @@ class RelayedLinks(PeerLinks, abc.ABC):
             self._send_behind(remote, packet, now)
         if len(self._passed_at) > _MOST_HOPS:
             self._passed_at = {hop: at for hop, at in self._passed_at.items() if now < at + HOLD_S}
+            self._groups = {hop: group for hop, group in self._groups.items() if hop in self._passed_at}
 
     def _send_bundle(self, hop: Hop, bundle: Bundle, now: float) -> None:
         remote = self._remotes.get((hop.node, hop.key))
@@ -201,7 +215,15 @@ class RelayedLinks(PeerLinks, abc.ABC):
                 self.refused["relay"] += packet is None  # who is only down is called again by its other end
                 continue
             hop = Hop(to.peer.node, to.peer.key, bundle.job, Forwarded)
-            due = now + self._timeout_s / _CALM_ON if letter.waits and alone else self._passed_at.get(hop, 0.0) + HOLD_S
+            group = self._groups.setdefault(hop, Group(self._timeout_s))
+            if group.passes(remote.peer.node, letter.waits, now):
+                due = now
+            elif letter.waits > SIGN:
+                due = now + GROUP_S
+            elif letter.waits and alone:
+                due = now + self._timeout_s / _CALM_ON
+            else:
+                due = self._passed_at.get(hop, 0.0) + HOLD_S
             self._bundles.add(hop, Letter(remote.peer.node, letter.path, packet, 0, letter.waits), due)
 
     def _open(self, remote: Remote, bundle: Forwarded) -> None:
@@ -209,16 +231,37 @@ class RelayedLinks(PeerLinks, abc.ABC):
         now, via = self._clock(), Via(bundle.job, remote.peer.node, remote.peer.key)
         touched: dict[int, Remote] = {}
         for letter in bundle.letters:
-            packet, sender = opened(letter, bundle.bodies), self._remote_of(bundle.job, letter.node)
+            sender = self._remote_of(bundle.job, letter.node)
+            if sender is not None and self._open_next(sender, letter, bundle, via):
+                continue
+            packet = opened(letter, bundle.bodies)
             if packet is None or sender is None or not letter.path % 2 or not self._is_relay_of(via, sender):
                 self.refused["relay"] += 1
                 continue
             sender.link.receive(packet, now)
             self._heard(sender, packet, letter.path, now, via)
-            if not letter.waits:  # a sign of life calls for nothing
+            if letter.waits != SIGN:  # that calls for nothing
                 touched[id(sender)] = sender
         for sender in touched.values():
             self._flush(sender)
+
+    def _open_next(self, sender: Remote, letter: Letter, bundle: Forwarded, via: Via) -> bool:
+        """A letter as nearly all are: of the path in force, with the next body of its link. False: it is another."""
+        path, link, now = sender.path, sender.link, self._clock()
+        if (path.number, path.via) != (letter.path, via) or letter.body > len(bundle.bodies):
+            return False
+        body = bundle.bodies[letter.body - 1] if letter.body else b""
+        if not link.take_next(letter.packet, body, now):
+            return False
+        path.heard(letter.path, via, now)
+        if body:
+            self._got(sender, body)
+        due = link.next_deadline()
+        if due <= now or not link.settled:
+            self._flush(sender)
+        else:
+            self._turns.see_to(sender, due)
+        return True
 
     # --- time
 

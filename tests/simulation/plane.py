@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckptd.core import events as ev
+from ckptd.peers.group import waits_of
 from ckptd.peers.link import Link
 from ckptd.peers.links import ROUND_S
 from ckptd.peers.packets import VERSION, Body, Bundle, Envelope, Forward, Forwarded, Packet, encode_body
@@ -111,7 +112,9 @@ class PlayedPlane(RelayedLinks):
             self._encoded = message
             self.machine.charge(nbytes * self.wire.costs.encode_byte_s)
         sent = remote.link.send(Parcel(message, nbytes))  # type: ignore[arg-type]
+        self._waits = waits_of(message)
         self._flush(remote)
+        self._waits = 0
         return sent
 
     def receive(self) -> list[ev.Event]:

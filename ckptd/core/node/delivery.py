@@ -8,7 +8,7 @@ from ckptd.core.node.slots import SlotTable
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.protocol.node_messages import StagedSegment
 
-TOGETHER_S = 0.25  # ranks that save together: a part of a node's ranks makes no save complete
+TOGETHER_S = 1.0  # ranks that save together: a part of a node's ranks makes no save complete
 _ENDED_S = 0.02  # ranks that end together
 ALLOCATED_S = 0.1  # ranks whose memory is allocated: their coordinator names ranks that are silent for seconds
 

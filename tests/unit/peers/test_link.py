@@ -38,6 +38,22 @@ class Side:
         if self.link.send(body):
             self.sent[-1][1].append(body)
 
+    def say_next(self, number, now):
+        """In short, where that is possible: the packet."""
+        body = f"{self.name}{self.instance}.{number}".encode()
+        packet = self.link.send_next(body, now)
+        if packet is not None:
+            self.sent[-1][1].append(body)
+        return packet
+
+    def takes_next(self, packet, now):
+        """In short, where that is possible."""
+        if not self.link.take_next(packet, packet.body, now):
+            return False
+        if packet.body:
+            self.got[-1][2].append(packet.body)
+        return True
+
     def hear(self):
         for update in self.link.take_updates():
             match update:
@@ -70,11 +86,19 @@ class World:
             self.air.append((1 - i, packet))
         side.hear()
 
-    def arrive(self, index, *, keep=False):
+    def arrive(self, index, *, keep=False, short=False):
         to, packet = self.air[index] if keep else self.air.pop(index)
-        self.sides[to].link.receive(packet, self.now)
+        if not (short and self.sides[to].takes_next(packet, self.now)):
+            self.sides[to].link.receive(packet, self.now)
         self.sides[to].hear()
         self.step(to)
+
+    def say_next(self, i):
+        packet = self.sides[i].say_next(next(self.words), self.now)
+        if packet is None:
+            self.say(i)
+        else:
+            self.air.append((1 - i, packet))
 
     def say(self, i):
         self.sides[i].say(next(self.words))
@@ -109,8 +133,10 @@ class World:
 
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(["say", "say", "say", "step"]), st.integers(0, 1)),
-        st.tuples(st.sampled_from(["arrive", "arrive", "arrive", "repeat", "lose"]), st.integers(0, 200)),
+        st.tuples(st.sampled_from(["say", "say", "say_next", "say_next", "step"]), st.integers(0, 1)),
+        st.tuples(
+            st.sampled_from(["arrive", "arrive", "take_next", "take_next", "repeat", "lose"]), st.integers(0, 200)
+        ),
         st.tuples(st.just("wait"), st.sampled_from([1, 3, 10, 30, 110, 300])),
         st.tuples(st.just("restart"), st.integers(0, 1)),
         st.tuples(st.just("give_up"), st.integers(0, 1)),
@@ -125,6 +151,8 @@ def disturb(world, what, n):
     match what:
         case "say":
             world.say(n)
+        case "say_next":
+            world.say_next(n)
         case "step":
             world.step(n)
         case "wait":
@@ -138,8 +166,8 @@ def disturb(world, what, n):
             world.calm(n / 10)
         case "lose" if world.air:
             world.air.pop(n % len(world.air))
-        case "arrive" | "repeat" if world.air:
-            world.arrive(n % len(world.air), keep=what == "repeat")
+        case "arrive" | "repeat" | "take_next" if world.air:
+            world.arrive(n % len(world.air), keep=what == "repeat", short=what == "take_next")
 
 
 @settings(max_examples=max(100, settings.default.max_examples))
@@ -486,3 +514,43 @@ def test_a_packet_that_is_late_does_not_hide_a_later_loss():
     link.receive(replace(packet, attempt=3), world.now)
     link.receive(packet, world.now)
     assert [answer.lost for answer in link.step(world.now)] == [3]
+
+
+def twins(seed):
+    """Two pairs of links in the same state, after the same words and losses; and the time."""
+    worlds = [up_world(), up_world()]
+    for world in worlds:
+        dice = random.Random(seed)
+        for _ in range(dice.randrange(12)):
+            disturb(world, dice.choice(["say", "say", "arrive", "lose", "wait"]), dice.randrange(2))
+    return worlds
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_what_is_done_in_short_is_what_is_done_step_by_step(seed):
+    short, long = twins(seed)
+    for me in (0, 1):
+        one, other = short.sides[me].link, long.sides[me].link
+        packet = one.send_next(b"next", short.now)
+        if packet is not None:
+            assert other.send(b"next")
+            assert other.step(long.now) == [packet]
+        for to, waiting in list(short.air):
+            if to == me and one.take_next(waiting, waiting.body, short.now):
+                other.receive(waiting, long.now)
+                assert other.take_updates() == ([Got(waiting.body)] if waiting.body else [])
+        for link in (one, other):
+            link._new_end = None
+        assert vars(one) == vars(other)
+
+
+def test_most_of_what_is_said_is_said_in_short():
+    world = up_world()
+    a, b = (side.link for side in world.sides)
+    for number in range(100):
+        packet = a.send_next(b"%d" % number, world.now)
+        assert packet is not None
+        assert b.take_next(packet, packet.body, world.now)
+        world.now += 0.01
+        for answer in b.step(world.now):
+            assert a.take_next(answer, answer.body, world.now)

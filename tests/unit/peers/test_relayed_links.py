@@ -6,8 +6,11 @@ import msgspec
 import pytest
 
 from ckptd.core import events as ev
+from ckptd.peers import relayed_links
 from ckptd.peers.packets import MAX_LETTERS, Forward, Forwarded, Letter, decode_body, encode_body
 from ckptd.peers.plane import PeerPlane
+from ckptd.shared.base.ids import SaveId
+from tests.runs import RUN
 from tests.unit.peers.planes import JOB, OTHER, TIMEOUT_S, staged
 
 MEMBERS = ("m1", "m2")
@@ -307,6 +310,87 @@ def test_what_one_turn_orders_leaves_as_one_bundle_with_each_body_once(over, mon
     assert {letter.node for letter in bundle.letters} == set(MEMBERS)
     assert len(bundle.bodies) == 1
     over.until(lambda: all(5 in over.counters(node) for node in MEMBERS))
+
+
+# --- reports of how far a save is wait for those of the group
+
+
+def report(node, number):
+    save = SaveId(1, number, number, RUN)
+    return ev.Report(job=JOB, node=node, event=ev.VoteWritten(job=JOB, save=save))
+
+
+def reported(world):
+    """What the coordinator received of them."""
+    some = [report for event in world.heard["chief"] for report in getattr(event, "reports", (event,))]
+    return [(one.node, one.event.save.counter) for one in some if isinstance(one, ev.Report)]
+
+
+@pytest.fixture
+def patient(over, monkeypatch):
+    """A leader that waits for the whole group, when all that was said is acknowledged."""
+    monkeypatch.setattr(relayed_links, "GROUP_S", 60.0)
+    for group in over.planes["leader"]._groups.values():
+        group._patience_s = 60.0
+    links = [remote(over, *pair).link for node in MEMBERS for pair in ((node, "chief"), ("chief", node))]
+    over.until(lambda: all(link._ack_at is None and not link.queued for link in links))
+    over.spend(0.1)
+    return over
+
+
+def of_leader(over, monkeypatch):
+    """Bundles that it passes on to the coordinator from here on: who says something in each."""
+    leader, passed = over.planes["leader"], []
+    send = leader._send_bundle
+
+    def sent(hop, bundle, now):
+        if hop.node == "chief" and any(letter.body for letter in bundle.letters):
+            passed.append([letter.node for letter in bundle.letters if letter.body])
+        send(hop, bundle, now)
+
+    monkeypatch.setattr(leader, "_send_bundle", sent)
+    return passed
+
+
+def test_reports_of_a_group_leave_together_when_the_last_is_there(patient, monkeypatch):
+    over = patient
+    passed = of_leader(over, monkeypatch)
+    assert over.planes["m1"].send(JOB, "chief", report("m1", 7))
+    over.spend(0.3)
+    assert reported(over) == []
+    assert over.planes["m2"].send(JOB, "chief", report("m2", 7))
+    over.until(lambda: sorted(reported(over)) == [("m1", 7), ("m2", 7)])
+    assert passed == [["m1", "m2"]]
+    assert [type(event) for event in over.heard["chief"][-1:]] == [ev.Reports]
+
+
+def test_a_report_waits_for_no_other_for_long(over):
+    assert over.planes["m1"].send(JOB, "chief", report("m1", 7))
+    over.until(lambda: reported(over) == [("m1", 7)])
+
+
+def test_what_does_not_wait_takes_earlier_reports_along_in_order(patient):
+    over = patient
+    assert over.planes["m1"].send(JOB, "chief", report("m1", 7))
+    over.spend(0.1)
+    assert over.planes["m1"].send(JOB, "chief", staged("m1", 8))
+    over.until(lambda: 8 in over.counters("chief"))
+    assert reported(over) == [("m1", 7)]
+    kinds = [type(event) for event in over.heard["chief"]]
+    assert kinds.index(ev.Report) < len(kinds) - 1 - kinds[::-1].index(ev.SaveStaged)
+
+
+def test_a_report_that_waits_at_a_leader_that_is_killed_arrives_once(patient):
+    over = patient
+    for number in (7, 8):
+        assert over.planes["m1"].send(JOB, "chief", report("m1", number))
+    over.spend(0.2)
+    assert reported(over) == []
+    kill(over, "leader")
+    over.until(lambda: reported(over) == [("m1", 7), ("m1", 8)])
+    exchange(over, 2)
+    assert reported(over) == [("m1", 7), ("m1", 8)]
+    assert [pair for pair in downs(over) if "leader" not in pair] == []
 
 
 # --- what is refused
