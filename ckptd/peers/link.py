@@ -65,6 +65,8 @@ class Link:
     def __init__(self, *, instance: int, timeout_s: float, new_end: Callable[[], int], phase_s: float = 0.0) -> None:
         self._instance = instance
         self.timeout_s = timeout_s
+        self._probe_s = min(PROBE_S, timeout_s / KEEPALIVES)
+        self._ack_step_s = min(ACK_S, self._probe_s / 2) / 2
         self._new_end = new_end
         self._phase_s = phase_s
         self._end = new_end()
@@ -129,18 +131,20 @@ class Link:
     def send_next(self, body: bytes, now: float) -> Packet | None:
         """``send`` and ``step`` in one, where that is one packet, with this body. None: it is not, nothing is done."""
         room = len(self._queue) < _WINDOW and self._queued_nbytes + len(body) <= _WINDOW_NBYTES
-        if not (room and self.up and self.settled) or now - self._heard_at >= self.timeout_s:
+        if not (room and self._peer_end and self.settled) or now - self._heard_at >= self.timeout_s:
             return None
-        self.send(body)
-        self._sent_seq, self._probe_at = self._last_seq, now + self._probe_s
-        packet = self._packet(self._last_seq, body)
+        self._last_seq = self._sent_seq = seq = self._last_seq + 1
+        self._queue.append((seq, body))
+        self._queued_nbytes += len(body)
+        self._probe_at = now + self._probe_s
+        packet = self._packet(seq, body)
         self._spoke(now)
         return packet
 
     def take_next(self, packet: Packet, body: bytes, now: float) -> bool:
         """``receive`` of the next body, or of none, where no update but that body follows. False: nothing is done."""
-        ends = (packet.end, packet.to) == (self._peer_end, self._end)
-        if not (ends and self.up and self.settled) or packet.lost or packet.seq != (self._received + 1 if body else 0):
+        ends = packet.end == self._peer_end != 0 and packet.to == self._end
+        if not (ends and self.settled) or packet.lost or packet.seq != (self._received + 1 if body else 0):
             return False
         self._heard_at = now
         self._acknowledged(packet.ack, now)
@@ -183,14 +187,12 @@ class Link:
 
     def next_deadline(self) -> float:
         """When ``step`` must be called at the latest; a time in the past: at once."""
-        if not self.up:
+        if not self._peer_end:
             return self._hello_at or 0.0
-        times = [self._heard_at + self.timeout_s, self._alive_at]
-        if self._waits:
-            times.append(self._probe_at)
-        if self._ack_at is not None:
-            times.append(self._ack_at)
-        return min(times)
+        due = min(self._heard_at + self.timeout_s, self._alive_at)
+        if self._waits and self._probe_at < due:
+            due = self._probe_at
+        return due if self._ack_at is None or due < self._ack_at else self._ack_at
 
     @property
     def _waits(self) -> bool:
@@ -249,14 +251,10 @@ class Link:
     def _owe(self, body: bytes, now: float) -> None:
         """An acknowledgement, which need not leave alone at once."""
         count, nbytes = self._owed = self._owed[0] + 1, self._owed[1] + len(body)
-        step = min(ACK_S, self._probe_s / 2) / 2
+        step = self._ack_step_s
         early = count >= _WINDOW // _EARLY or nbytes >= _WINDOW_NBYTES // _EARLY
         due = now if early else now - now % step + 2 * step
         self._ack_at = due if self._ack_at is None else min(due, self._ack_at)
-
-    @property
-    def _probe_s(self) -> float:
-        return min(PROBE_S, self.timeout_s / KEEPALIVES)
 
     def _bodies(self, now: float) -> list[Packet]:
         out: list[Packet] = []

@@ -77,7 +77,7 @@ class PeerLinks(LinkHooks):
         self._mail: list[Received] = []
         self._turns = Turns()
         self._offers = Offers()
-        self._once = BodyOnce()
+        self._once, self._reader = BodyOnce(), node_messages.Reader()
         self.refused: Counter[str] = Counter()  # what was dropped, by reason
 
     def _new_end(self) -> int:
@@ -195,7 +195,8 @@ class PeerLinks(LinkHooks):
         A node without a link gets one for a while: PeerUp says when what was lost can be sent again.
         """
         remote = self._up_for(job, node)
-        self.call(job, node)
+        if not self._book.keeps_all(job):
+            self.call(job, node)
         if remote is None:
             return False
         return self._put(remote, self._once.of(message))
@@ -410,7 +411,7 @@ class PeerLinks(LinkHooks):
             case Bulk():
                 self._offers.take(remote, body)
             case Message(message=message):
-                self._message(remote, node_messages.decode(message))
+                self._message(remote, self._reader.decode(message))
             case Forward() | Forwarded():
                 self._take_bundle(remote, body)
             case Ask(job=job) | StepsAsked(job=job) if job not in remote.jobs:
@@ -419,13 +420,13 @@ class PeerLinks(LinkHooks):
                 self._mail.append(Received(remote.peer.node, body))
 
     def _message(self, remote: Remote, message: ev.Message) -> None:
-        of_job = not isinstance(message, ev.Report) or message.event.job == message.job
-        peer = remote.peer
-        if isinstance(message, ev.Report) and isinstance(message.event, ev.NodeAttached):
-            peer = message.event.peer
+        of_job, peer = True, remote.peer
+        if isinstance(message, ev.Report):
+            of_job = message.event.job == message.job
+            peer = message.event.peer if isinstance(message.event, ev.NodeAttached) else peer
         if message.job not in remote.jobs or not of_job:
             self.refused["job"] += 1
-        elif (peer.node, peer.key) != remote.node_key or message.node != remote.peer.node:
+        elif (peer is not remote.peer and (peer.node, peer.key) != remote.node_key) or message.node != remote.peer.node:
             self.refused["sender"] += 1
         else:
             self._events.append(message)

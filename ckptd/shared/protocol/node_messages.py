@@ -10,7 +10,7 @@ import msgspec
 
 from ckptd.shared.base.decoding import MALFORMED, decoded
 from ckptd.shared.base.errors import ProtocolError
-from ckptd.shared.base.ids import Incarnation, Rank, SaveId, Session
+from ckptd.shared.base.ids import Incarnation, NodeName, Rank, SaveId, Session
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.columns import Packed
 from ckptd.shared.protocol.node_facts import *  # noqa: F403 - one face of all messages
@@ -23,6 +23,7 @@ from ckptd.shared.protocol.topology import Peer, TopologyDigest
 from ckptd.shared.protocol.versions import refuse_unknown, tag_in_map, tags
 
 MAX_MESSAGE_NBYTES = (8 << 20) - 64
+_KEPT_NBYTES = 4096  # of a report that the next may repeat
 AnyRead = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:/-]{1,256}\Z")]  # session and name of a read
 
 
@@ -148,6 +149,42 @@ def decode(raw: bytes) -> Message:
     if len(raw) > MAX_MESSAGE_NBYTES:
         raise ProtocolError(f"message between nodes of {len(raw)} bytes exceeds {MAX_MESSAGE_NBYTES}")
     return decoded(_decoder.decode, raw, "malformed message between nodes", ProtocolError, _refuse_unknown)
+
+
+class _Sealed(msgspec.Struct, kw_only=True, tag="report"):
+    """A report whose fact is not looked at."""
+
+    job: msgspec.Raw
+    node: NodeName
+    event: msgspec.Raw
+
+
+_sealed: msgspec.msgpack.Decoder[_Sealed] = msgspec.msgpack.Decoder(_Sealed)
+
+
+class Reader:
+    """Decodes messages as ``decode`` does; a report of what the last one reported costs a fifth of that.
+
+    Nodes report the same of a save one after the other, and nearly all of a report is names to be checked.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[bytes, bytes] = b"", b""
+        self._report: Report | None = None
+
+    def decode(self, raw: bytes) -> Message:
+        """As the function."""
+        try:
+            sealed = _sealed.decode(raw)
+        except MALFORMED:
+            return decode(raw)
+        parts = bytes(sealed.job), bytes(sealed.event)
+        if self._report is not None and parts == self._last:
+            return Report(job=self._report.job, node=sealed.node, event=self._report.event)
+        message = decode(raw)
+        if isinstance(message, Report) and len(raw) <= _KEPT_NBYTES:
+            self._last, self._report = parts, message
+        return message
 
 
 def _refuse_unknown(raw: bytes) -> None:
