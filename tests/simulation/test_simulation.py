@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from ckptd.core import actions as act
+from ckptd.core import events as ev
 from ckptd.core.coordinator import saves
 from ckptd.core.coordinator.parity_scheduler import ParityScheduler
 from ckptd.core.coordinator.protection_states import EncodingOn
@@ -15,9 +16,12 @@ from ckptd.core.coordinator.restores import Restores
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.node.node import JobNode
 from ckptd.core.node.pulled import PulledSegments
+from ckptd.shared.format.schemes import Scheme
 from tests import states
 from tests.simulation import effects, growth
-from tests.simulation.run import BrokenError, play
+from tests.simulation.run import BrokenError, examine, play
+from tests.simulation.shared import once_in_all
+from tests.simulation.world import World
 
 LONG = {1: range(10), 3: range(14), 4: range(100, 110), 8: range(200, 206)}
 SHORT = {1: (0, 1, 2, 8), 3: range(8), 4: (100, 102, 106), 8: (200, 204)}  # without a guard of the core some fail
@@ -179,8 +183,22 @@ def test_a_core_that_keeps_what_was_pulled_is_caught(monkeypatch):
 
 
 def test_a_session_of_which_another_has_the_number_is_started_again():
-    outcome = play(1076, nodes=4, rare_every_s=60.0)
-    assert any(row.endswith("number disputed") for row in outcome.rows)
+    world, rows = World(1, 2, scheme=Scheme.XOR, set_size=2, fault_every_s=0.0), collections.Counter()
+    launcher, store = world.launchers[0], world.store(world.launchers[0].job)
+    with states.reached(rows), once_in_all():
+        world.begin()
+        assert world.run_until(lambda: store.committed, 600.0)
+        store.mode, before = "silent", launcher.current
+        before.crash(before.procs)
+        assert world.run_until(lambda: launcher.current not in (None, before) and launcher.current.newest, 600.0)
+        first, number = launcher.current, launcher.current.procs[0].incarnation
+        store.numbers.add(number)
+        store.records[number] = ev.Recorded(number, bytes(15) + b"x", "another")
+        store.mode = "ok"
+        assert world.run_until(lambda: first.told_to_start_again, 600.0)
+        examine(world)
+    assert launcher.current is not first
+    assert any(row.endswith("number disputed") for row in rows)
 
 
 def test_a_failure_says_how_to_play_it_again(monkeypatch):
