@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from ckptd_client import MismatchError
+from ckptd_client import MismatchError, RestoreError
 from ckptd_client._load import pulled_fit
 from tests.interop.off_store import STEP, connect, keep_off_the_store
 from tests.interop.rank_program import carry_out
@@ -114,7 +114,7 @@ def load_parts(folder, job):
     state = {"w": torch.zeros(64, 8)}
     try:
         restored = connect(job).load(state)
-    except MismatchError as error:
+    except (MismatchError, RestoreError) as error:  # its own finding, or that of a rank that was faster
         print(f"rank {dist.get_rank()} refused: {error}", flush=True)
     else:
         raise AssertionError(f"rank {dist.get_rank()} took {state['w'].unique()} of two tensors: {restored}")
