@@ -23,6 +23,6 @@ def test_a_job_whose_daemons_take_far_longer_does_not(play):
 
 @pytest.mark.parametrize("play", ["connect", "save"])
 def test_a_busy_coordinator_receives_nothing_twice(play):
-    figures = PLAYS[play](32, Costs().times(50))
+    figures = PLAYS[play](32, Costs().times(100))
     assert figures.load.busy_s > 1.0
     assert figures.load.again == 0

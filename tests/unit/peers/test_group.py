@@ -31,7 +31,7 @@ def test_the_same_report_has_the_same_number_at_all_nodes_and_no_other():
     assert all(SIGN < number < 1 << 33 for number in numbers)
 
 
-def test_what_is_no_progress_and_what_failed_waits_for_nobody():
+def test_what_is_no_progress_and_what_failed_waits_for_no_other():
     order = ev.SaveStaged(job=JOB, node="a", save=ONE)
     gone = ev.Report(job=JOB, node="a", event=ev.RanksGone(job=JOB, session="s", ranks=(1,)))
     assert [waits_of(one) for one in (order, gone, report("a", problem="EIO"))] == [0, 0, 0]

@@ -45,7 +45,7 @@ def test_a_message_is_what_it_is_alone(seed):
         assert outcome(reader.decode, frame) == outcome(nm.decode, frame)
 
 
-def test_the_same_report_of_another_node_is_not_checked_anew(monkeypatch):
+def test_the_same_report_of_another_node_is_not_checked_again(monkeypatch):
     reader, read = nm.Reader(), []
     decode = nm.decode
     monkeypatch.setattr(nm, "decode", lambda raw: (read.append(raw), decode(raw))[1])
