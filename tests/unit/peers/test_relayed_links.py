@@ -335,6 +335,7 @@ def patient(over, monkeypatch):
     links = [remote(over, *pair).link for node in MEMBERS for pair in ((node, "chief"), ("chief", node))]
     over.until(lambda: all(link._ack_at is None and not link.queued for link in links))
     over.spend(0.1)
+    monkeypatch.setattr(relayed_links, "_CALM_ON", 0.001)  # nor does a sign of life take them along
     return over
 
 
