@@ -334,8 +334,8 @@ def patient(over, monkeypatch):
         group._patience_s = 60.0
     links = [remote(over, *pair).link for node in MEMBERS for pair in ((node, "chief"), ("chief", node))]
     over.until(lambda: all(link._ack_at is None and not link.queued for link in links))
-    over.spend(0.1)
     monkeypatch.setattr(relayed_links, "_CALM_ON", 0.001)  # nor does a sign of life take them along
+    over.until(lambda: not over.planes["leader"]._bundles)
     return over
 
 
@@ -357,7 +357,7 @@ def test_reports_of_a_group_leave_together_when_the_last_is_there(patient, monke
     over = patient
     passed = of_leader(over, monkeypatch)
     assert over.planes["m1"].send(JOB, "chief", report("m1", 7))
-    over.spend(0.3)
+    over.until(lambda: any(group._reported for group in over.planes["leader"]._groups.values()))
     assert reported(over) == []
     assert over.planes["m2"].send(JOB, "chief", report("m2", 7))
     over.until(lambda: sorted(reported(over)) == [("m1", 7), ("m2", 7)])
