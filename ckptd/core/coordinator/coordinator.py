@@ -222,7 +222,7 @@ class Coordinator:
             return self.leave.rebuild.react(now) if verdict is Verdict.REBUILT else []
         self.parity.released()
         self.facts.known_nodes(())
-        return [ToNode(job=self.job, message=ev.JobReleased(job=self.job, node=self._node))]
+        return [*self.leave.rebuild.notes, ToNode(job=self.job, message=ev.JobReleased(job=self.job, node=self._node))]
 
     # --- reports of nodes
 

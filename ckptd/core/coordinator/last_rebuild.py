@@ -19,6 +19,7 @@ class LastRebuild:
         self._facts, self._routes = facts, Routes(facts)
         self._save: SaveId | None = None  # being rebuilt
         self._order_at: float | None = None
+        self.notes: list[Action] = []  # said when the memory of the job is given back
 
     @property
     def owed(self) -> Record | None:
@@ -50,7 +51,21 @@ class LastRebuild:
         if self._order_at is None or now < self._order_at:
             return []
         self._order_at = now + self._facts.policy.drain_retry_max_s
-        return [order for rank in self._missing(record) for order in self._order(record, rank)]
+        missing = self._missing(record)
+        orders = [order for rank in missing for order in self._order(record, rank)]
+        return orders or [
+            self._note(record, missing, "waits in parity to be rebuilt and drained, but it cannot be now")
+        ]
+
+    def _note(self, record: Record, missing: list[int], fate: str) -> Action:
+        why = self._routes.why_not(record.save, missing)
+        return Note(job=self._facts.job, text=f"the job is over, and {record.save} {fate}: {why}")
+
+    def give_up(self) -> None:
+        """The memory of the job is given back, with what is owed: notes say so."""
+        record = self.owed
+        fate = "is given up, which was never drained"
+        self.notes = [] if record is None else [self._note(record, self._missing(record), fate)]
 
     def _order(self, record: Record, rank: int) -> list[Action]:
         """At a node that has something of the job: others may have forgotten it. Nothing while too many are silent."""

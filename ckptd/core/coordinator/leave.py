@@ -72,6 +72,8 @@ class Leave:
     def react(self, now: float) -> Verdict:
         """A closed job's memory is free once its newest checkpoint is durable; a crashed one's after orphan_ttl_s."""
         verdict = self._weigh(now)
+        if verdict is Verdict.RELEASED:
+            self.rebuild.give_up()
         if verdict is not Verdict.REBUILT:
             self.rebuild.forget()
         return verdict

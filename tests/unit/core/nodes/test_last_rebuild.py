@@ -107,10 +107,24 @@ def test_a_node_that_is_away_with_a_part_of_the_parity_delays_the_end():
     cluster.cut_off("d")
     cluster.tick(600)
     assert TWO in saves_at(cluster, "a")
+    assert any(
+        "waits in parity" in note and "nodes that do not answer" in note and "d" in note
+        for note in cluster.nodes["a"].notes
+    )
     cluster.heal("d")
     cluster.tick(60)
     cluster.tick(60)
     assert TWO in cluster.store.committed
+    nothing_is_left(cluster)
+
+
+def test_what_is_given_up_at_last_is_said():
+    cluster = a_job_with_a_lost_node()
+    close(cluster)
+    cluster.lose("d")
+    cluster.tick(DAY + 60)
+    cluster.tick(60)
+    assert any("is given up, which was never drained" in note for note in cluster.nodes["a"].notes)
     nothing_is_left(cluster)
 
 
