@@ -21,7 +21,7 @@ from ckptd_client._load.checkpoint import Checkpoint, open_directory
 from ckptd_client._load.foreign.load_from import kind_of
 from ckptd_client._load.published import open_published
 from ckptd_client._load.reader import Target
-from ckptd_client._load.shared_read.planned import Assigned, Offer, Offered, assign
+from ckptd_client._load.shared_read.planned import Assigned, Offer, Offered, assign, refuse_different
 from ckptd_client._local.rank import Group
 from ckptd_client._state.pickle import pickle_keys
 from ckptd_client._state.replica_choice import notes_of, of_the_lowest, taken_of
@@ -175,17 +175,17 @@ class CkptdReader(StorageReader):
         group = self._group
         if self._directory is None or records is None or group.world_size == 1:
             return plan
-        try:
-            self._offered = Offered(records, group, self._integrity)
-        except OSError as error:
-            log.info("ckptd: each rank reads by itself: %s", error)
-            return plan
+        self._offered = Offered(records, group, self._integrity)
         weakref.finalize(self, self._offered.close)
         return replace(plan, storage_data=self._offered.offer)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """With the part of each. Raises RestoreError where ranks found different checkpoints."""
         offers = [plan.storage_data for plan in plans if isinstance(plan.storage_data, Offer)]
+        refuse_different(offers)  # also where some say nothing
+        if len(offers) < len(plans) and self._directory is not None and len(plans) > 1:
+            text = "ckptd: warning: %d of %d ranks do not say which checkpoint they found, so each reads by itself: %s"
+            log.warning(text, len(plans) - len(offers), len(plans), "the planner must pass storage_data on")
         if not 1 < len(offers) == len(plans):
             return plans
         parts = assign(offers, os.urandom(8).hex())

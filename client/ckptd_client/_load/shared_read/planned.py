@@ -37,12 +37,15 @@ _OLD_S: Final = 3600.0  # of a directory in which ranks were killed: those of a 
 
 
 class Offer(NamedTuple):
-    """What a rank says of itself. Ranks of one home share memory; exchange: where it could send blocks to others."""
+    """What a rank says of itself. found: which checkpoint, in any case.
 
-    machine: str
-    home: str
+    Ranks of one home share memory; empty: it has none. exchange: where it could send blocks to others.
+    """
+
     found: Found
-    exchange: ExchangeAddress | None
+    machine: str = ""
+    home: str = ""
+    exchange: ExchangeAddress | None = None
 
 
 class Assigned(NamedTuple):
@@ -55,30 +58,35 @@ class Assigned(NamedTuple):
     parent: ExchangeAddress | None
 
 
-def assign(offers: Sequence[Offer], session: str) -> list[Assigned]:
-    """The part of each. session: names the read, and no other one. Pure.
-
-    Raises DifferentError where ranks found different checkpoints.
-    """
+def refuse_different(offers: Sequence[Offer]) -> None:
+    """Raises DifferentError where ranks found different checkpoints. Pure."""
     for one in offers:
         if one.found.mark != offers[0].found.mark:
             raise DifferentError(offers[0].found, one.found)
+
+
+def assign(offers: Sequence[Offer], session: str) -> list[Assigned]:
+    """The part of each, of ranks that found the same. session: names the read, and no other one. Pure."""
     several = len({one.machine for one in offers}) > 1
     homes: dict[str, list[int]] = {}
     for rank, one in enumerate(offers):
-        homes.setdefault(one.home, []).append(rank)
+        homes.setdefault(_home(rank, one), []).append(rank)
     addresses = [one.exchange if not several or not _is_loopback(one.exchange) else None for one in offers]
     readers = {home: sorted(ranks, key=lambda rank: (addresses[rank] is None, rank)) for home, ranks in homes.items()}
     nodes = [ranks[0] for ranks in readers.values() if addresses[ranks[0]] is not None]
     numbers = {rank: number for number, rank in enumerate(nodes)} if len(nodes) > 1 else {}
     found = []
     for rank, one in enumerate(offers):
-        here = readers[one.home]
+        here = readers[_home(rank, one)]
         place = Place(numbers[here[0]], len(nodes)) if here[0] in numbers else None
         above = place.parent if place is not None else None
         parent = None if above is None else addresses[nodes[above]]
         found.append(Assigned(rank, session, tuple(here), place, parent))
     return found
+
+
+def _home(rank: int, one: Offer) -> str:
+    return one.home or f"of rank {rank} alone"
 
 
 def _is_loopback(address: ExchangeAddress | None) -> bool:
@@ -88,7 +96,7 @@ def _is_loopback(address: ExchangeAddress | None) -> bool:
 class Offered:
     """This rank's offer, until it is closed. Opens a port for other nodes, where there are any and it has an address.
 
-    Raises OSError where there is no shared memory.
+    Where there is no shared memory it says which checkpoint was found, and nothing else. Blocks for the resolver.
     """
 
     def __init__(self, records: StoredRecords, group: Group, integrity: Integrity) -> None:
@@ -96,9 +104,14 @@ class Offered:
         self._job = JobKey(f"/{manifest.store_id}", manifest.job)  # the store's path may differ between nodes
         self.exchange: PeerExchange | None = None
         found = Found.of(group.rank, manifest.save, records.proof, 0)
-        with open(_BOOT_ID, encoding="ascii") as file:
-            machine = file.read().strip()
-        memory, arena = os.stat(SHARED_MEMORY), os.environ.get("CKPTD_ARENA", "")
+        self.offer = Offer(found)
+        try:
+            with open(_BOOT_ID, encoding="ascii") as file:
+                machine = file.read().strip()
+            memory, arena = os.stat(SHARED_MEMORY), os.environ.get("CKPTD_ARENA", "")
+        except OSError as error:
+            log.info("ckptd: rank %d reads by itself: %s", group.rank, error)
+            return
         alone = os.environ.get("LOCAL_WORLD_SIZE") == str(group.world_size)
         host = "" if alone else own_address()
         try:
@@ -106,7 +119,7 @@ class Offered:
         except (OSError, RuntimeError) as error:
             log.warning("ckptd: no port at %s to read the store together with other nodes: %s", host, error)
         home = f"{machine} {memory.st_dev} {memory.st_ino} {os.geteuid()} {arena}"
-        self.offer = Offer(machine, home, found, self.exchange.address if self.exchange is not None else None)
+        self.offer = Offer(found, machine, home, self.exchange.address if self.exchange is not None else None)
 
     def participants(self, part: Assigned) -> Participants:
         """This rank's part in the read, to be entered. It closes this when it leaves."""

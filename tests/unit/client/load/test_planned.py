@@ -12,7 +12,7 @@ from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 from ckptd_client._load.shared_read import planned
 from ckptd_client._load.shared_read.found import DifferentError, Found
-from ckptd_client._load.shared_read.planned import Assigned, Offer, Offered, assign, own_address
+from ckptd_client._load.shared_read.planned import Assigned, Offer, Offered, assign, own_address, refuse_different
 from ckptd_client._local.rank import Group
 from ckptd_client.dcp import CkptdReader
 from tests.checkpoints import write_checkpoint
@@ -26,7 +26,7 @@ def address(number, host="10.0.0.{}"):
 
 
 def offer(rank, home, *, machine="m", exchange=None, step=1):
-    return Offer(machine, f"{machine} {home}", Found.of(rank, SaveId(1, 1, step, RUN), b"", 0), exchange)
+    return Offer(Found.of(rank, SaveId(1, 1, step, RUN), b"", 0), machine, f"{machine} {home}", exchange)
 
 
 def test_ranks_of_a_home_share_and_the_first_that_has_an_address_exchanges_with_other_homes():
@@ -67,7 +67,12 @@ def test_a_loopback_address_is_one_only_where_all_ranks_are_of_one_machine():
 
 def test_ranks_that_found_different_checkpoints_load_nothing():
     with pytest.raises(DifferentError, match="rank 0 found step 1, rank 1 step 2"):
-        assign([offer(0, "a"), offer(1, "a", step=2)], "s")
+        refuse_different([offer(0, "a"), offer(1, "a", step=2)])
+
+
+def test_a_rank_without_shared_memory_reads_by_itself_and_the_others_together():
+    offers = [offer(0, "a"), Offer(offer(1, "").found), offer(2, "a"), Offer(offer(3, "").found)]
+    assert [one.readers for one in assign(offers, "s")] == [(0, 2), (1,), (0, 2), (3,)]
 
 
 @pytest.fixture
@@ -94,6 +99,25 @@ def test_what_a_planner_has_left_out_of_the_plans_is_no_read_together(directory)
         assert reader.prepare_global_plan(bare) == bare
         assert isinstance(told.storage_data, Offer)
         reader.close()
+
+
+def test_a_rank_of_which_nothing_is_known_hides_no_different_checkpoints_of_the_others(directory, caplog):
+    plans = [LoadPlan([], storage_data=offer(0, "a")), LoadPlan([]), LoadPlan([], storage_data=offer(2, "a", step=2))]
+    with rank_of(0, 3):
+        reader = CkptdReader(directory)
+        with pytest.raises(DifferentError, match="rank 0 found step 1, rank 2 step 2"):
+            reader.prepare_global_plan(plans)
+        assert reader.prepare_global_plan(plans[:2]) == plans[:2]
+    assert "1 of 2 ranks do not say which checkpoint they found" in caplog.text
+
+
+def test_a_rank_without_shared_memory_says_which_checkpoint_it_found(directory, monkeypatch):
+    records = records_of(directory)
+    full = Offered(records, Group(1, 2, ""), records.files.integrity)
+    full.close()
+    monkeypatch.setattr(planned, "SHARED_MEMORY", "/no/such/directory")
+    bare = Offered(records, Group(1, 2, ""), records.files.integrity)
+    assert bare.offer == Offer(full.offer.found)
 
 
 def test_an_offer_has_an_address_where_other_nodes_may_need_it_and_there_is_one(directory, monkeypatch):
