@@ -58,6 +58,7 @@ class BulkServer:
 
     ended is too: the last connection of the link is over, after whatever was asked for over it; no other begins
     meanwhile, so it must be quick. integrity: of all that come; with a key every ask and every frame has a MAC.
+    unused_s: closes itself unless use is called by then, in seconds after the last connection or the start.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only
@@ -69,6 +70,7 @@ class BulkServer:
         port: int = 0,
         ended: Callable[[str], None] = lambda _link: None,
         integrity: Integrity = XXH3,
+        unused_s: float | None = None,
     ) -> None:
         self._integrity = integrity
         self._open = open_served
@@ -79,6 +81,8 @@ class BulkServer:
         # Inherited by what is accepted; after the connection it would be too late for the window's scale.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sockets.BUFFER_NBYTES)
         self.host, self.port = self._socket.getsockname()[:2]
+        self._socket.settimeout(unused_s)  # of accept alone: what it returns blocks
+        self._used = unused_s is None
         self._lock = threading.Lock()
         self._strangers: dict[socket.socket, None] = {}  # the oldest first
         self._peers: dict[str, set[socket.socket]] = {}
@@ -90,6 +94,12 @@ class BulkServer:
     def start(self) -> None:
         """Begins to accept."""
         self._thread.start()
+
+    def use(self) -> bool:
+        """It stays open until close. False if it is closed."""
+        with self._lock:
+            self._used = True
+            return not self._closed
 
     def close(self) -> None:
         """Ends every connection. Does not wait for their threads."""
@@ -108,6 +118,9 @@ class BulkServer:
             except OSError as error:
                 if self._closed:
                     return
+                if isinstance(error, TimeoutError):
+                    self._close_unused()
+                    continue
                 self._tell(f"a connection could not be accepted: {error}")
                 time.sleep(_PAUSE_S)
                 continue
@@ -125,6 +138,14 @@ class BulkServer:
                 self._tell(f"no thread for a connection: {error}")
                 connection.close()
                 time.sleep(_PAUSE_S)
+
+    def _close_unused(self) -> None:
+        with self._lock:
+            unused = not self._used and not self._closed
+            self._closed = self._closed or unused
+        if unused:
+            log.warning(line("bulk port closed", port=self.port, problem="nobody used it in time"))
+            self.close()
 
     def _tell(self, problem: str) -> None:
         now = time.monotonic()

@@ -3,7 +3,7 @@
 import logging
 import os
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +83,7 @@ class CkptdReader(StorageReader):
         self._checkpoint: Checkpoint | None = None
         self._content: Content | None = None
         self._offered: Offered | None = None  # to read together with other ranks, without a client
+        self._end_offer: Callable[[], object] = lambda: None  # also at the end of this reader
         self._notes: list[str] = []
 
     @property
@@ -102,9 +103,8 @@ class CkptdReader(StorageReader):
 
     def close(self) -> None:
         """Closes the files of a load that failed before it read them; so does the next load. Idempotent."""
-        offered, self._offered = self._offered, None
-        if offered is not None:
-            offered.close()
+        self._offered = None
+        self._end_offer()
         if self._checkpoint is not None:
             self._checkpoint.close()
 
@@ -176,13 +176,17 @@ class CkptdReader(StorageReader):
         if self._directory is None or records is None or group.world_size == 1:
             return plan
         self._offered = Offered(records, group, self._integrity)
-        weakref.finalize(self, self._offered.close)
+        self._end_offer = weakref.finalize(self, self._offered.close)  # once called it keeps nothing
         return replace(plan, storage_data=self._offered.offer)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """With the part of each. Raises RestoreError where ranks found different checkpoints."""
         offers = [plan.storage_data for plan in plans if isinstance(plan.storage_data, Offer)]
-        refuse_different(offers)  # also where some say nothing
+        try:
+            refuse_different(offers)  # also where some say nothing
+        except BaseException:
+            self.close()  # nobody reads what this rank offers
+            raise
         if len(offers) < len(plans) and self._directory is not None and len(plans) > 1:
             text = "ckptd: warning: %d of %d ranks do not say which checkpoint they found, so each reads by itself: %s"
             log.warning(text, len(plans) - len(offers), len(plans), "the planner must pass storage_data on")

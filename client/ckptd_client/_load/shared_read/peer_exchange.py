@@ -39,11 +39,21 @@ _OF_CHILDREN: Final = (wire.SUMMARY, wire.ORDERS, wire.LEAVE)  # asked over link
 class PeerExchange:
     """A server for the job's other nodes in one read, open until close. host: this node's address for them.
 
+    unused_s: it closes itself if this node does not meet the others within about so many seconds.
     found: the checkpoint of save, as this node's ranks found it; nodes that found another get nothing.
     Raises OSError; RuntimeError if no thread can be started.
     """
 
-    def __init__(self, host: str, job: JobKey, save: SaveId, found: Found, integrity: Integrity = XXH3) -> None:
+    def __init__(  # noqa: PLR0913 - one is keyword-only
+        self,
+        host: str,
+        job: JobKey,
+        save: SaveId,
+        found: Found,
+        integrity: Integrity = XXH3,
+        *,
+        unused_s: float | None = None,
+    ) -> None:
         secret = os.urandom(32)
         self._job, self.save, self._integrity = job, save, integrity
         self._found = found  # by this node's ranks
@@ -60,7 +70,9 @@ class PeerExchange:
         self._blocks: Blocks | None = None
         self._pausing: set[str] = set()  # links that come back after their connection has ended
         self._closed = False
-        self._server = BulkServer(self._open, lambda _link: secret, host=host, ended=self._ended, integrity=integrity)
+        self._server = BulkServer(
+            self._open, lambda _link: secret, host=host, ended=self._ended, integrity=integrity, unused_s=unused_s
+        )
         self.address = ExchangeAddress(host, self._server.port, secret)
         try:
             self._server.start()
@@ -193,6 +205,10 @@ class PeerExchange:
             group.broke_for(int(link))
 
     # --- this rank
+
+    def use(self) -> bool:
+        """The read begins: the port stays open until close. False if it closed itself, as nobody came in time."""
+        return self._server.use()
 
     def meet(self, place: Place, parent: ExchangeAddress | None, wants: bytes, blocks: Blocks, found: Found) -> Orders:
         """Agrees with the subtree below and the parent above. wants: bitmap of this node's blocks.

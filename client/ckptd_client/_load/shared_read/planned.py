@@ -33,6 +33,7 @@ log = logging.getLogger("ckptd_client")
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _SIOCGIFADDR: Final = 0x8915
 READS: Final = "ckptd-read-"  # then the user, and the session
+UNUSED_S: Final = 60.0  # of a port, from a rank's plan until it reads: another rank failed, or is late
 _OLD_S: Final = 3600.0  # of a directory in which ranks were killed: those of a read meet within a minute
 
 
@@ -115,7 +116,8 @@ class Offered:
         alone = os.environ.get("LOCAL_WORLD_SIZE") == str(group.world_size)
         host = "" if alone else own_address()
         try:
-            self.exchange = PeerExchange(host, self._job, manifest.save, found, integrity) if host else None
+            if host:
+                self.exchange = PeerExchange(host, self._job, manifest.save, found, integrity, unused_s=UNUSED_S)
         except (OSError, RuntimeError) as error:
             log.warning("ckptd: no port at %s to read the store together with other nodes: %s", host, error)
         home = f"{machine} {memory.st_dev} {memory.st_ino} {os.geteuid()} {arena}"
@@ -135,6 +137,9 @@ class Offered:
         found = _Planned(self._job, here, find_place=find_place, offered=self)
         if not here.is_leader:
             self.close()
+        elif several and self.exchange is not None and not self.exchange.use():
+            text = "ckptd: warning: rank %d reads without other nodes: another came to the load more than %d s later"
+            log.warning(text, self.offer.found.rank, UNUSED_S)
         return found
 
     def close(self) -> None:

@@ -1,7 +1,10 @@
 """Ranks that load a directory without a daemon: what their plans say of each, and the part that each gets."""
 
+import gc
 import os
+import socket
 import time
+import weakref
 
 import pytest
 import torch
@@ -143,6 +146,68 @@ def test_the_address_is_that_towards_the_master_or_the_one_that_is_set(monkeypat
     assert own_address() == ""
     monkeypatch.setenv("CKPTD_PEER_ADDRESS", "lo")
     assert own_address() == "127.0.0.1"
+
+
+@pytest.fixture
+def with_port(directory, monkeypatch):
+    monkeypatch.setenv("CKPTD_PEER_ADDRESS", "127.0.0.1")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    return directory
+
+
+def answers(found, seconds=0.0):
+    """Whether something listens there, after so long at most if not."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((found.host, found.port), 1.0).close()
+        except ConnectionRefusedError:
+            return False
+        if time.monotonic() >= until:
+            return True
+        time.sleep(0.7)
+
+
+def test_a_port_that_nobody_uses_closes_itself_and_one_in_use_does_not(with_port, monkeypatch, caplog):
+    monkeypatch.setattr(planned, "UNUSED_S", 0.3)
+    records = records_of(with_port)
+    unused, used = (Offered(records, Group(0, 2, ""), records.files.integrity) for _ in range(2))
+    assert used.exchange.use()
+    assert not answers(unused.offer.exchange, 10.0)
+    assert "nobody used it in time" in caplog.text
+    assert answers(used.offer.exchange)
+    late = unused.participants(Assigned(0, "s", (0,), Place(0, 2), None))
+    assert late is not None
+    assert "rank 0 reads without other nodes" in caplog.text
+    used.close()
+    assert not answers(used.offer.exchange)
+
+
+def test_a_reader_keeps_no_offer_of_a_former_load_and_closes_its_port_at_its_end(with_port):
+    with rank_of(0, 2):
+        reader = CkptdReader(with_port)
+        former = []
+        for _ in range(2):
+            reader.read_metadata()
+            told = reader.prepare_local_plan(LoadPlan([])).storage_data
+            former.append((weakref.ref(reader._offered), told.exchange))
+        gc.collect()
+        assert [one() is None for one, _ in former] == [True, False]
+        assert [answers(found) for _, found in former] == [False, True]
+        del reader
+        gc.collect()
+        assert not answers(former[1][1])
+
+
+def test_a_load_that_is_refused_closes_the_port_at_once(with_port):
+    with rank_of(0, 2):
+        reader = CkptdReader(with_port)
+        reader.read_metadata()
+        own = reader.prepare_local_plan(LoadPlan([]))
+        assert answers(own.storage_data.exchange)
+        with pytest.raises(DifferentError):
+            reader.prepare_global_plan([own, LoadPlan([], storage_data=offer(1, "a", step=77))])
+        assert not answers(own.storage_data.exchange)
 
 
 def test_directories_in_which_ranks_were_killed_are_removed_and_no_others(tmp_path):
