@@ -1,22 +1,20 @@
 """Who this daemon is to others: node name, the keys and number of its arena, where it can be reached."""
 
-import contextlib
 import ipaddress
 import logging
 import os
 import re
 import secrets
 import socket
-import threading
 from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
 from ckptd.peers.keys import KeyPair, fits, make_keys, read_keys
-from ckptd.shared.base.errors import ConfigError
 from ckptd.shared.base.ids import Session
 from ckptd.shared.base.log_line import line
+from ckptd.shared.bulk.own_host import resolve, told_host
 from ckptd.shared.files.records import put_record, record_at
 from ckptd.shared.format.arena_paths import IDENTITY
 from ckptd.system.config import Config
@@ -24,7 +22,6 @@ from ckptd.system.config import Config
 log = logging.getLogger("ckptd")
 LOOPBACK = "127.0.0.1"
 _RESOLVE_S = 0.3  # a daemon is ready within half a second, whatever the resolver does
-_RESOLVE_TOLD_S = 5.0  # for an address that the user set
 _MAX_NODE_CHARS = 255
 _MAX_NBYTES = 4096
 
@@ -99,37 +96,13 @@ def find_host(setting: str) -> tuple[str, str]:
     Raises ConfigError when the setting means nothing here.
     """
     if setting:
-        if setting in {name for _, name in socket.if_nameindex()}:
-            return setting, ""
-        hint = "a host name or address of this node, or an interface such as ib0"
-        address = _resolve(setting, _RESOLVE_TOLD_S)
-        if address is None:
-            raise ConfigError(f"peer_address = {setting!r} cannot be resolved", hint=hint)
-        if ipaddress.ip_address(address).is_unspecified:
-            raise ConfigError(f"peer_address = {setting!r} is no address that others could connect to", hint=hint)
-        return address, ""
+        return told_host(setting, "peer_address"), ""
     name = socket.gethostname()
-    address = _resolve(name, _RESOLVE_S)
+    address = resolve(name, _RESOLVE_S)
     if address is not None and not ipaddress.ip_address(address).is_loopback:
         return address, ""
     what = f"the name {name} does not resolve" if address is None else f"the name {name} is a loopback address here"
     return LOOPBACK, f"{what}, so other nodes cannot reach this daemon: set peer_address"
-
-
-def _resolve(name: str, seconds: float) -> str | None:
-    """The name's first address, IPv4 before IPv6; None when there is none in time: a resolver cannot be broken off."""
-    found: list[str] = []
-
-    def ask() -> None:
-        with contextlib.suppress(OSError, UnicodeError):
-            answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            answers.sort(key=lambda answer: answer[0] != socket.AF_INET)
-            found.extend(str(a[4][0]) for a in answers if "%" not in str(a[4][0]))  # none that needs an interface
-
-    thread = threading.Thread(target=ask, name="resolve", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found[0] if found else None
 
 
 def _read(path: str) -> _Record | None:

@@ -12,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from ckptd.shared.base.ids import SaveId
+from ckptd.shared.bulk import own_host
 from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 from ckptd_client._load.shared_read import planned
 from ckptd_client._load.shared_read.found import DifferentError, Found
@@ -146,6 +147,31 @@ def test_the_address_is_that_towards_the_master_or_the_one_that_is_set(monkeypat
     assert own_address() == ""
     monkeypatch.setenv("CKPTD_PEER_ADDRESS", "lo")
     assert own_address() == "127.0.0.1"
+    monkeypatch.setenv("CKPTD_PEER_ADDRESS", "::1")
+    assert own_address() == "::1"
+
+
+@pytest.mark.parametrize(
+    ("said", "warnings"),
+    [("0.0.0.0", 1), ("::", 1), ("0", 1), ("no.such.host.invalid", 1), ("off", 0)],  # noqa: S104 - refused
+)
+def test_an_address_that_others_cannot_use_is_none_and_named_and_off_is_none(monkeypatch, caplog, said, warnings):
+    """Not the one towards MASTER_ADDR either."""
+    monkeypatch.setenv("CKPTD_PEER_ADDRESS", said)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert own_address() == ""
+    assert caplog.text.count(f"CKPTD_PEER_ADDRESS = {said!r}") == len(caplog.records) == warnings
+
+
+def test_a_resolver_that_hangs_holds_no_load(monkeypatch, caplog):
+    monkeypatch.setenv("CKPTD_PEER_ADDRESS", "some.host")
+    monkeypatch.setattr(own_host, "RESOLVE_S", 0.2)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(3))
+    began = time.monotonic()
+    assert own_address() == ""
+    assert time.monotonic() - began < 2.0
+    assert "cannot be resolved" in caplog.text
 
 
 @pytest.fixture
