@@ -4,6 +4,7 @@ The Metadata name one chunk for each tensor, all of it. So DCP plans one item fo
 that does not grow with the number of ranks that saved, and this reads the boxes of the ranks that hold it.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -23,9 +24,10 @@ from ckptd_client._load.checkpoint import Checkpoint
 from ckptd_client._load.saved_names import in_order
 from ckptd_client._load.sought import Sought
 from ckptd_client._state.replica_choice import held_alike
-from ckptd_client._state.reshard import Box, Saved
+from ckptd_client._state.reshard import Box, Saved, cover
 from ckptd_client._state.tensors import DTYPE_OF
 
+log = logging.getLogger("ckptd_client")
 Kind = tuple[str, tuple[int, ...]]  # dtype and complete shape
 
 
@@ -78,19 +80,37 @@ class Content:
     def boxes(self, wanted: Mapping[str, list[Box]]) -> dict[str, list[Saved]]:
         """The saved boxes that have elements of these, by name of the tensor, in the order in which they count.
 
+        Where those that the index names lack elements, those of all records: then no tensor is refused that is whole.
         Blocks for the records of the ranks that hold them. Raises DamagedError where an image of them is missing.
         """
-        layouts = self._layouts(wanted)
+        named = self._named_by_the_index(wanted)
+        lacking: set[str] = set()
+        if named is not None:
+            saved = self._boxes_of(named, wanted)
+            lacking = _lacking(wanted, saved)
+            if not lacking:
+                return saved
+        every = self._boxes_of(self._found.layouts, wanted)
+        if whole := sorted(lacking - _lacking(wanted, every)):
+            log.warning("ckptd: warning: the index of the records lacks ranks with %s; all votes are read", whole)
+        return every
+
+    def _boxes_of(self, layouts: Mapping[int, Layout], wanted: Iterable[str]) -> dict[str, list[Saved]]:
         self._found.check(layouts)  # before anything is read
         return _boxes(in_order(layouts.values(), self.like), {name: self._kinds[name] for name in wanted})
 
-    def _layouts(self, wanted: Mapping[str, list[Box]]) -> dict[int, Layout]:
+    def _named_by_the_index(self, wanted: Mapping[str, list[Box]]) -> dict[int, Layout] | None:
         records = self._found.records
         if self._sought is not None and records is not None:
             self._sought.wanted = dict(wanted)
             if not self._sought.held_by_several():  # which one is meant all records together say
                 return self._sought.layouts(records)
-        return self._found.layouts
+        return None
+
+
+def _lacking(wanted: Mapping[str, list[Box]], saved: Mapping[str, list[Saved]]) -> set[str]:
+    """Names of the tensors of which a box has an element that no saved box has."""
+    return {n for n, boxes in wanted.items() if any(cover(box, saved[n], prefer=None) is None for box in boxes)}
 
 
 def _planned(tensors: Mapping[str, Planned]) -> dict[str, Kind]:

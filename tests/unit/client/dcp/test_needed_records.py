@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from ckptd.shared.format.placement import REPLICATED
+from ckptd.shared.format.record_index import Kind
 from ckptd.shared.format.stored_records import StoredRecords
 from ckptd_client._image import plan
 from ckptd_client._load import checkpoint
@@ -104,6 +105,14 @@ def test_a_tensor_that_no_ranks_have_whole_is_refused_by_name(tmp_path):
     load(final, 0, 4, rows(4, empty=True))
     with pytest.raises(CheckpointException, match="'w' is not whole in the checkpoint"):
         load(final, 3, 4, rows(4, empty=True))
+
+
+def test_ranks_that_the_index_does_not_name_are_sought_in_all_records(tmp_path, monkeypatch, caplog):
+    """An index of another version of ckptd may say less; the votes say all."""
+    final = write(tmp_path / "s", 8, rows(8))
+    monkeypatch.setattr(Kind, "groups", lambda *_: iter(()))
+    load(final, 1, 4, rows(4, empty=True))
+    assert "the index of the records lacks ranks with ['w']" in caplog.text
 
 
 SHAPES = {"a": (40, 3), "b": (7,), "c": (5, 6), "s": ()}
