@@ -144,7 +144,7 @@ class BulkServer:
             unused = not self._used and not self._closed
             self._closed = self._closed or unused
         if unused:
-            log.warning(line("bulk port closed", port=self.port, problem="nobody used it in time"))
+            log.warning(line("bulk port closed", port=self.port, problem="no read used it in time"))
             self.close()
 
     def _tell(self, problem: str) -> None:

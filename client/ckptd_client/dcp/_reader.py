@@ -185,7 +185,7 @@ class CkptdReader(StorageReader):
         try:
             refuse_different(offers)  # also where some say nothing
         except BaseException:
-            self.close()  # nobody reads what this rank offers
+            self.close()  # no rank reads what this one offers
             raise
         if len(offers) < len(plans) and self._directory is not None and len(plans) > 1:
             text = "ckptd: warning: %d of %d ranks do not say which checkpoint they found, so each reads by itself: %s"

@@ -207,7 +207,7 @@ class PeerExchange:
     # --- this rank
 
     def use(self) -> bool:
-        """The read begins: the port stays open until close. False if it closed itself, as nobody came in time."""
+        """The read begins: the port stays open until close. False if it closed itself."""
         return self._server.use()
 
     def meet(self, place: Place, parent: ExchangeAddress | None, wants: bytes, blocks: Blocks, found: Found) -> Orders:

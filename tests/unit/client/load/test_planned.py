@@ -194,13 +194,13 @@ def answers(found, seconds=0.0):
         time.sleep(0.7)
 
 
-def test_a_port_that_nobody_uses_closes_itself_and_one_in_use_does_not(with_port, monkeypatch, caplog):
+def test_a_port_that_no_read_uses_closes_itself_and_one_in_use_does_not(with_port, monkeypatch, caplog):
     monkeypatch.setattr(planned, "UNUSED_S", 0.3)
     records = records_of(with_port)
     unused, used = (Offered(records, Group(0, 2, ""), records.files.integrity) for _ in range(2))
     assert used.exchange.use()
     assert not answers(unused.offer.exchange, 10.0)
-    assert "nobody used it in time" in caplog.text
+    assert "no read used it in time" in caplog.text
     assert answers(used.offer.exchange)
     late = unused.participants(Assigned(0, "s", (0,), Place(0, 2), None))
     assert late is not None
