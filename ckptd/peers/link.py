@@ -10,7 +10,8 @@ nothing else does: a side that does not answer is busy. What was lost is sent ag
 that waits for an acknowledgement says now and then what its last body was, so that a loss without a successor shows.
 
 So nothing but the window waits for an acknowledgement. It travels with whatever goes the other way, alone after
-``ACK_S``, and at once when a quarter of the window has come or the other side asks.
+``ACK_S``, and at once when a quarter of the window has come or the other side asks. An end asks at once when a body has
+no room in the window, and less than a quarter of it is under way: once for what is under way.
 """
 
 from collections import deque
@@ -87,6 +88,7 @@ class Link:
         self._last_seq = 0
         self._sent_seq = 0  # highest under way; lowered to send again
         self._attempt = 1  # raised each time that it is lowered
+        self._asked_seq = 0  # what was the highest under way when this end last asked for room
         self._received = 0
         self._lost = 0  # the other side's attempt in which something after that was lost; 0: none
         self._ack_at: float | None = None  # when the other side gets both; None: it has them
@@ -229,7 +231,7 @@ class Link:
         self._heard_at = now
         self._acknowledged(packet.ack, now)
         if packet.lost == self._attempt and self._waits:
-            self._sent_seq = self._queue[0][0] - 1
+            self._sent_seq = self._asked_seq = self._queue[0][0] - 1
             self._attempt += 1
         if packet.seq == self._received + 1 and packet.body:
             self._received += 1
@@ -252,17 +254,19 @@ class Link:
         """An acknowledgement, which need not leave alone at once."""
         count, nbytes = self._owed = self._owed[0] + 1, self._owed[1] + len(body)
         step = self._ack_step_s
-        early = count >= _WINDOW // _EARLY or nbytes >= _WINDOW_NBYTES // _EARLY
-        due = now if early else now - now % step + 2 * step
+        due = now if _is_early(count, nbytes) else now - now % step + 2 * step
         self._ack_at = due if self._ack_at is None else min(due, self._ack_at)
 
     def _bodies(self, now: float) -> list[Packet]:
         out: list[Packet] = []
         nbytes = 0
         for place, (seq, body) in enumerate(self._queue):
-            nbytes += len(body)
-            if place >= _WINDOW or (place and nbytes > _WINDOW_NBYTES):
+            if place >= _WINDOW or (place and nbytes + len(body) > _WINDOW_NBYTES):
+                if self._asked_seq < self._sent_seq and not _is_early(place, nbytes):
+                    self._asked_seq = self._sent_seq
+                    out.append(self._packet(self._sent_seq))
                 break
+            nbytes += len(body)
             if seq > self._sent_seq:
                 out.append(self._packet(seq, body))
                 self._sent_seq = seq
@@ -292,3 +296,8 @@ class Link:
     def _packet(self, seq: int = 0, body: bytes = b"") -> Packet:
         received, lost = self._received, self._lost
         return Packet(self._instance, self._end, self._peer_end, False, seq, received, body, self._attempt, lost)
+
+
+def _is_early(count: int, nbytes: int) -> bool:
+    """Whether so many bodies are acknowledged at once."""
+    return count >= _WINDOW // _EARLY or nbytes >= _WINDOW_NBYTES // _EARLY

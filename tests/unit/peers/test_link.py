@@ -404,6 +404,40 @@ def test_a_sender_never_waits_for_its_window():
     assert world.sides[1].got[-1][2] == words
 
 
+def test_a_large_body_behind_a_small_one_does_not_wait_for_the_delay_of_its_acknowledgement():
+    world = up_world()
+    link = world.sides[0].link
+    large = bytes(link_module._WINDOW_NBYTES)
+    for body in (b"small", large, large, b"last"):
+        link.send(body)
+    world.step(0)
+    assert bodies(world) == [b"small"]
+    pass_time(world, link_module.ACK_S, 0)
+    assert len(world.air) == 2, "it asks once in a round trip"
+    deliver(world)
+    assert [len(body) for body in world.sides[1].got[-1][2]] == [5, len(large), len(large), 4]
+
+
+def test_who_waits_for_room_asks_again_when_what_was_lost_is_under_way_again():
+    world = up_world()
+    for body in (b"small", bytes(link_module._WINDOW_NBYTES)):
+        world.sides[0].link.send(body)
+    world.step(0)
+    world.air.pop(0)
+    deliver(world)
+    assert [len(body) for body in world.sides[1].got[-1][2]] == [5, link_module._WINDOW_NBYTES]
+
+
+def test_who_waits_for_room_does_not_ask_for_an_acknowledgement_that_comes_at_once():
+    world = up_world()
+    for _ in range(3):
+        world.sides[0].link.send(bytes(link_module._WINDOW_NBYTES // 2 + 1))
+    world.step(0)
+    assert len(world.air) == 1
+    deliver(world)
+    assert len(world.sides[1].got[-1][2]) == 3
+
+
 def test_a_busy_receiver_gets_nothing_twice():
     world = up_world()
     words = said(world, 30)
