@@ -59,10 +59,37 @@ def test_a_node_that_goes_another_way_is_not_waited_for():
     assert group.passes("c", 7, TIMEOUT_S / 2)
 
 
+def test_a_node_that_reports_nothing_is_not_waited_for_any_more_until_it_reports():
+    group = a_group("a", "b", "visitor")
+    passed = []
+    for number in range(10, 20):
+        group.passes("visitor", SIGN, 1.0)
+        passed.append([group.passes(node, number, 1.0) for node in "ab"])
+    assert passed == [[False, False]] * 4 + [[False, True]] * 6
+    group.passes("visitor", 20, 1.0)
+    assert [group.passes(node, 21, 1.0) for node in ("a", "b", "visitor")] == [False, False, True]
+
+
+def test_a_node_that_leaves_out_some_reports_is_waited_for():
+    group = a_group("a", "b")
+    for number in range(10, 50, 4):
+        assert not any(group.passes("a", number + more, 1.0) for more in range(4))
+        assert group.passes("b", number + 3, 1.0)
+
+
+def test_a_pause_between_two_saves_changes_nothing():
+    group = a_group("a", "b")
+    assert [group.passes(node, 7, 1.0) for node in "ab"] == [False, True]
+    for node in "ab":
+        group.passes(node, SIGN, 10_000.0)
+    assert [group.passes(node, 8, 10_000.0) for node in "ab"] == [False, True]
+
+
 def test_reports_that_never_become_those_of_all_are_forgotten():
     group = a_group("a", "b")
     for number in range(2, 1000):
         assert not group.passes("a", number, 1.0)
+        assert not group.passes("b", number + 1000, 1.0)
     assert len(group._reported) <= 16
     assert group.passes("b", 999, 1.0)
     assert not group.passes("b", 2, 1.0)
