@@ -20,8 +20,8 @@ class LinkHooks(abc.ABC):
         """Sends a packet; False: it is dropped, there is no connection or no room."""
 
     @abc.abstractmethod
-    def _deliver(self, remote: Remote, packet: Packet) -> bool:
-        """As ``_transmit``, on whichever path the packets of the remote's link go."""
+    def _deliver(self, remote: Remote, packet: Packet, waits: int = 0) -> bool:
+        """As ``_transmit``, on whichever path the packets of the remote's link go. waits: as a letter has it."""
 
     @abc.abstractmethod
     def _heard(self, remote: Remote, packet: Packet, path: int, now: float) -> None:

@@ -14,6 +14,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import ToNode
 from ckptd.peers.address_book import AddressBook, NodeKey
 from ckptd.peers.bulk_access import Offers
+from ckptd.peers.group import waits_of
 from ckptd.peers.link import Down, Got, Link, Up
 from ckptd.peers.link_hooks import LinkHooks
 from ckptd.peers.packets import (
@@ -199,17 +200,20 @@ class PeerLinks(LinkHooks):
             self.call(job, node)
         if remote is None:
             return False
-        return self._put(remote, self._once.of(message))
+        return self._put(remote, self._once.of(message), waits_of(message))
 
-    def _put(self, remote: Remote, body: bytes) -> bool:
-        """Sends the body at once, or once those before it are sent. False: the link is given up."""
+    def _put(self, remote: Remote, body: bytes, waits: int) -> bool:
+        """Sends the body at once, or once those before it are sent. False: the link is given up.
+
+        waits: of this body alone, if it leaves at once. What leaves with others does not wait for the group.
+        """
         now = self._clock()
         packet = remote.link.send_next(body, now)
         if packet is None:
             sent = remote.link.send(body)
             self._flush(remote)
             return sent
-        if not self._deliver(remote, packet):
+        if not self._deliver(remote, packet, waits):
             remote.link.dropped(now)
         self._turns.see_to(remote, remote.link.next_deadline())
         return True

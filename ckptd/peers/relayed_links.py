@@ -13,7 +13,7 @@ import msgspec
 
 from ckptd.core import events as ev
 from ckptd.peers.bundles import Bundles, Hop, opened
-from ckptd.peers.group import SIGN, Group, waits_of
+from ckptd.peers.group import SIGN, Group
 from ckptd.peers.link import KEEPALIVES
 from ckptd.peers.links import PeerLinks
 from ckptd.peers.packets import Bundle, Forward, Forwarded, Letter, Packet, encode_body
@@ -44,7 +44,6 @@ class RelayedLinks(PeerLinks, abc.ABC):
         self._behind: list[tuple[Remote, Packet]] = []  # of this turn, to leaders: they leave after the bundles
         self._passed_at: dict[Hop, float] = {}
         self._groups: dict[Hop, Group] = {}  # whose packets this daemon passes on
-        self._waits = 0  # of the message that is being sent
 
     # --- which relays there are
 
@@ -95,18 +94,10 @@ class RelayedLinks(PeerLinks, abc.ABC):
 
     # --- out
 
-    def send(self, job: JobKey, node: str, message: ev.Message) -> bool:
-        """As ``PeerLinks`` has it."""
-        self._waits = waits_of(message)
-        try:
-            return super().send(job, node, message)
-        finally:
-            self._waits = 0
-
-    def _deliver(self, remote: Remote, packet: Packet) -> bool:
+    def _deliver(self, remote: Remote, packet: Packet, waits: int = 0) -> bool:
         path, sign = remote.path, remote.link.keepalive
         if path.via is not None and sign is not None and packet.end == sign.end:
-            return self._post(path.via, path.number, remote, packet)
+            return self._post(path.via, path.number, remote, packet, waits)
         if path.relayed:  # it is an offer to a newer process of the other side
             self._wake(remote)
         if remote.peer.node in self._leaders:
@@ -119,7 +110,7 @@ class RelayedLinks(PeerLinks, abc.ABC):
             remote.asleep, remote.woken_at = False, self._clock()
             self.unconnected.append(remote)
 
-    def _post(self, via: Via, number: int, remote: Remote, packet: Packet) -> bool:
+    def _post(self, via: Via, number: int, remote: Remote, packet: Packet, waits: int = 0) -> bool:
         """Hands a packet of this daemon to a leader, with all others of this turn; False: its link is down."""
         if self._leader(via) is None:
             return False
@@ -128,8 +119,7 @@ class RelayedLinks(PeerLinks, abc.ABC):
         path.acked = max(path.acked, packet.ack)
         due = now + self._timeout_s / _CALM if calm else now
         hop = Hop(via.node, via.key, via.job, Forward)
-        waits = SIGN if calm else self._waits if packet.body else 0
-        self._bundles.add(hop, Letter(remote.peer.node, number, packet, 0, waits), due)
+        self._bundles.add(hop, Letter(remote.peer.node, number, packet, 0, SIGN if calm else waits), due)
         return True
 
     def _drawn(self) -> float:

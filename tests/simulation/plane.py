@@ -196,9 +196,9 @@ class PlayedPlane(RelayedLinks):
         self.machine.charge(self.wire.costs.packet_out_s)
         return remote.connection is not None and self.wire.carry(remote.connection, self._envelope(remote, packet))
 
-    def _post(self, via: Via, number: int, remote: Remote, packet: Packet) -> bool:
+    def _post(self, via: Via, number: int, remote: Remote, packet: Packet, waits: int = 0) -> bool:
         self.machine.charge(self.wire.costs.letter_out_s)
-        return super()._post(via, number, remote, packet)
+        return super()._post(via, number, remote, packet, waits)
 
     def _packed(self, bundle: Bundle) -> Any:
         nbytes = sum(len(body) for body in bundle.bodies) + _LETTER_NBYTES * len(bundle.letters)

@@ -7,6 +7,7 @@ import pytest
 
 from ckptd.core import events as ev
 from ckptd.peers import relayed_links
+from ckptd.peers.group import SIGN
 from ckptd.peers.packets import MAX_LETTERS, Forward, Forwarded, Letter, decode_body, encode_body
 from ckptd.peers.plane import PeerPlane
 from ckptd.shared.base.ids import SaveId
@@ -379,6 +380,36 @@ def test_what_does_not_wait_takes_earlier_reports_along_in_order(patient):
     assert reported(over) == [("m1", 7)]
     kinds = [type(event) for event in over.heard["chief"]]
     assert kinds.index(ev.Report) < len(kinds) - 1 - kinds[::-1].index(ev.SaveStaged)
+
+
+def said_to_wait(world, node, monkeypatch):
+    """Of each body that the node hands to its leader from here on: to whom, and whether it waits there."""
+    bundles, letters = world.planes[node]._bundles, []
+    add = bundles.add
+
+    def added(hop, letter, due):
+        if letter.packet.body:
+            letters.append((letter.node, letter.waits > SIGN))
+        add(hop, letter, due)
+
+    monkeypatch.setattr(bundles, "add", added)
+    return letters
+
+
+def test_what_leaves_with_a_report_does_not_wait_with_it(over, monkeypatch):
+    """Bodies that were queued before, as after a loss; here one that nothing was flushed after."""
+    plane = over.planes["m1"]
+    link = remote(over, "m1", "chief").link
+    letters = said_to_wait(over, "m1", monkeypatch)
+    failed = ev.Report(
+        job=JOB, node="m1", event=ev.VoteWritten(job=JOB, save=report("m1", 6).event.save, problem="EIO")
+    )
+    assert link.send(plane._once.of(failed))
+    assert plane.send(JOB, "chief", report("m1", 7))
+    assert letters == [("chief", False), ("chief", False)]
+    assert plane.send(JOB, "chief", report("m1", 8))
+    assert letters[2:] == [("chief", True)]
+    over.until(lambda: reported(over) == [("m1", 6), ("m1", 7), ("m1", 8)])
 
 
 def test_reports_that_wait_at_a_leader_that_is_killed_arrive_once_and_in_order(over, monkeypatch):
