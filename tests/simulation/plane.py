@@ -111,11 +111,7 @@ class PlayedPlane(RelayedLinks):
         if message is not self._encoded:  # as BodyOnce has it
             self._encoded = message
             self.machine.charge(nbytes * self.wire.costs.encode_byte_s)
-        sent = remote.link.send(Parcel(message, nbytes))  # type: ignore[arg-type]
-        self._waits = waits_of(message)
-        self._flush(remote)
-        self._waits = 0
-        return sent
+        return self._put(remote, Parcel(message, nbytes), waits_of(message))  # type: ignore[arg-type]
 
     def receive(self) -> list[ev.Event]:
         """What waits, at most so much that the loop continues."""

@@ -37,7 +37,7 @@ _SIOCGIFADDR: Final = 0x8915
 _ADDRESS: Final = "CKPTD_PEER_ADDRESS"
 _OFF: Final = "off"  # no port
 READS: Final = "ckptd-read-"  # then the user, and the session
-UNUSED_S: Final = 60.0  # of a port, from a rank's plan until it reads: another rank failed, or is late
+UNUSED_S: Final = 600.0  # of a port, from a rank's plan until it reads: another rank failed, or is late
 _OLD_S: Final = 3600.0  # of a directory in which ranks were killed: those of a read meet within a minute
 
 
