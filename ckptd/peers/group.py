@@ -30,7 +30,7 @@ class Group:
     def __init__(self, timeout_s: float) -> None:
         self._patience_s = timeout_s / 2
         self._heard: dict[str, float] = {}
-        self._took_part: dict[str, int] = {}  # the count of reports at its last one, or when it was first heard
+        self._took_part: dict[str, int] = {}  # the count of reports at its last one, or when the first packet came
         self._count = 0
         self._reported: OrderedDict[int, set[str]] = OrderedDict()
 
