@@ -10,17 +10,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ckptd.shared.base.ids import JobKey, file_name
-from ckptd.shared.format.integrity import XXH3
-from ckptd.shared.format.manifest import FileRecord
-from ckptd.shared.format.packed_layout import parted
+from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.placement import REPLICATED, Mesh, box_at
-from ckptd.shared.format.slot import align_up
 from ckptd.store.posix.commit import commit
 from ckptd.store.posix.scan import Place
 from ckptd.system.files import FileLayer
-from ckptd_client._image.plan import gather, make_plan
-from tests.checkpoints import SAVE, digests_of, filled, put_image, put_vote
+from tests.checkpoints import SAVE, image_of, put_image, put_vote
 
 
 @contextlib.contextmanager
@@ -58,18 +53,7 @@ def write(store, world_size, state_of, *, per_node=1, replicated=None):
     records = []
     for rank in range(world_size):
         with rank_of(rank, world_size):
-            state = state_of(rank)
-            made = make_plan(state, rank=rank, world_size=world_size, replicated=replicated)
-            found = gather(made, state)
-            memory = torch.zeros(align_up(made.nbytes), dtype=torch.uint8)
-            if found.tensors:
-                with torch.no_grad():
-                    torch._foreach_copy_(made.views(memory), found.tensors)
-            image = filled(made, memory, SAVE)
-        record = FileRecord(
-            name=file_name(rank), rank=rank, nbytes=len(image), digests=digests_of(image, XXH3),
-            **parted(made.layout, "plan")._asdict(), leaves=found.plain.leaves, parts=made.image.part_nbytes,
-        )  # fmt: skip
+            image, record, _ = image_of(state_of(rank), SAVE, rank=rank, world_size=world_size, replicated=replicated)
         put_image(place, record, image)
         records.append(record)
     for first in range(0, world_size, per_node):
@@ -86,3 +70,9 @@ def rows(world_size, *, empty=False):
         return ({"w": tensor}, {"w": part}) if empty else {"w": tensor}
 
     return state_of
+
+
+def many_and_few(_rank):
+    """Of each of 8 ranks: its rows of a tensor, and of one that has a row for three of them."""
+    mesh = list(range(8)), (8,), (0,)
+    return {"w": spread("w", (64, 2), *mesh)[0], "few": spread("few", (3, 2), *mesh)[0]}

@@ -16,7 +16,7 @@ from ckptd.shared.format.stored_records import StoredRecords
 from ckptd_client._image import plan
 from ckptd_client._load import checkpoint
 from ckptd_client.dcp import CkptdReader
-from tests.on_meshes import rank_of, rows, spread, values, write
+from tests.on_meshes import many_and_few, rank_of, rows, spread, values, write
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -74,13 +74,7 @@ def test_boxes_that_no_mesh_gives_are_sought_on_the_ranks_that_have_any_of_the_t
 ):
     monkeypatch.setattr(plan, "placements_of", lambda *_: ([], {}))
 
-    def saved(rank):
-        return {
-            "w": spread("w", (64, 2), list(range(8)), (8,), (0,))[0],
-            "few": spread("few", (3, 2), list(range(8)), (8,), (0,))[0],
-        }  # fmt: skip
-
-    final = write(tmp_path / "s", 8, saved)
+    final = write(tmp_path / "s", 8, many_and_few)
     load(final, 1, 4, rows(4, empty=True))
     votes_read.clear()
     load(final, 5, 6, lambda _: ({"few": torch.zeros(3, 2)}, {"few": values("few", (3, 2))}))

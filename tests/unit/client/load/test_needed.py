@@ -20,7 +20,7 @@ from ckptd_client._local.rank import Group
 from ckptd_client._state.naming import NOTHING_NAMED
 from ckptd_client._state.pickle import NO_PICKLE
 from tests.hostile import forge
-from tests.on_meshes import rank_of, rows, spread, values, write
+from tests.on_meshes import many_and_few, rank_of, rows, spread, values, write
 from tests.stored import records_of
 
 
@@ -175,13 +175,7 @@ def test_boxes_that_no_mesh_gives_are_sought_on_the_ranks_that_have_any_of_the_t
 ):
     monkeypatch.setattr(plan, "placements_of", lambda *_: ([], {}))
 
-    def saved(rank):
-        return {
-            "w": spread("w", (64, 2), list(range(8)), (8,), (0,))[0],
-            "few": spread("few", (3, 2), list(range(8)), (8,), (0,))[0],
-        }  # fmt: skip
-
-    final = write(tmp_path / "s", 8, saved)
+    final = write(tmp_path / "s", 8, many_and_few)
     load(final, 1, 4, rows(4, empty=True), strict=False)
     votes_read.clear()
     load(final, 5, 6, lambda _: ({"few": torch.zeros(3, 2)}, {"few": values("few", (3, 2))}), strict=False)

@@ -39,6 +39,14 @@ def a_job_with_a_lost_node(lost: str = "b") -> ACluster:
     return cluster
 
 
+def is_drained_at_last(cluster: ACluster) -> None:
+    """What the job owed is on the store, and its memory is given back."""
+    cluster.tick(60)
+    cluster.tick(60)
+    assert TWO in cluster.store.committed
+    nothing_is_left(cluster)
+
+
 def test_what_was_protected_is_rebuilt_and_drained_before_its_memory_is_given_back():
     cluster = a_job_with_a_lost_node()
     close(cluster)
@@ -95,10 +103,7 @@ def test_a_rebuild_that_fails_at_the_end_of_a_job_is_tried_again(lost):
     else:
         node.restart()
     assert TWO not in cluster.store.committed
-    cluster.tick(60)
-    cluster.tick(60)
-    assert TWO in cluster.store.committed
-    nothing_is_left(cluster)
+    is_drained_at_last(cluster)
 
 
 def test_a_node_that_is_away_with_a_part_of_the_parity_delays_the_end():
@@ -112,10 +117,7 @@ def test_a_node_that_is_away_with_a_part_of_the_parity_delays_the_end():
         for note in cluster.nodes["a"].notes
     )
     cluster.heal("d")
-    cluster.tick(60)
-    cluster.tick(60)
-    assert TWO in cluster.store.committed
-    nothing_is_left(cluster)
+    is_drained_at_last(cluster)
 
 
 def test_what_is_given_up_at_last_is_said():
