@@ -32,17 +32,10 @@ SAVE = SaveId(1, 1, 10, RUN)
 
 
 def image_of(
-    state: State,
-    save: SaveId,
-    *,
-    rank: int = 0,
-    world_size: int = 1,
-    integrity: Integrity = XXH3,
-    dual: bool = True,
-    replicated: Any = None,
+    state: State, save: SaveId, *, rank: int = 0, world_size: int = 1, integrity: Integrity = XXH3, **options: Any
 ) -> tuple[bytes, FileRecord, bytes]:
-    """What a rank leaves in its slot: image, its record, and the encoded objects (of rank 0)."""
-    plan = make_plan(state, rank=rank, world_size=world_size, integrity=integrity, dual=dual, replicated=replicated)
+    """What a rank leaves in its slot: image, its record, and the encoded objects (of rank 0). options: make_plan's."""
+    plan = make_plan(state, rank=rank, world_size=world_size, integrity=integrity, **options)
     values = gather(plan, state, StockLeaves() if rank == 0 else None)
     memory = torch.zeros(align_up(plan.nbytes), dtype=torch.uint8)
     if values.tensors:

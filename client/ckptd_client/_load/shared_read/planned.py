@@ -5,21 +5,17 @@ message of its own, and a rank that loads alone, whatever process group there is
 """
 
 import contextlib
-import fcntl
 import ipaddress
 import logging
 import os
 import shutil
-import socket
 import stat
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
-from ckptd.shared.base.errors import ConfigError
 from ckptd.shared.base.ids import JobKey
-from ckptd.shared.bulk.own_host import RESOLVE_S, resolve, told_host
 from ckptd.shared.files.mounts import SHARED_MEMORY
 from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.format.stored_records import StoredRecords
@@ -27,15 +23,13 @@ from ckptd.shared.protocol.messages import PlaceKnown
 from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 from ckptd_client._load.shared_read.found import DifferentError, Found
 from ckptd_client._load.shared_read.meeting import NodeReaders
+from ckptd_client._load.shared_read.own_address import own_address
 from ckptd_client._load.shared_read.participants import Participants
 from ckptd_client._load.shared_read.peer_exchange import PeerExchange
 from ckptd_client._local.rank import Group
 
 log = logging.getLogger("ckptd_client")
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-_SIOCGIFADDR: Final = 0x8915
-_ADDRESS: Final = "CKPTD_PEER_ADDRESS"
-_OFF: Final = "off"  # no port
 READS: Final = "ckptd-read-"  # then the user, and the session
 UNUSED_S: Final = 600.0  # of a port, from a rank's plan until it reads: another rank failed, or is late
 _OLD_S: Final = 3600.0  # of a directory in which ranks were killed: those of a read meet within a minute
@@ -178,50 +172,6 @@ class _Planned(Participants):
     def open_exchange(self, _found: Found, _integrity: Integrity) -> PeerExchange | None:
         """As Participants: the one whose address others have."""
         return self.offered.exchange if self.offered is not None else None
-
-
-def own_address() -> str:
-    """This node's address for others: CKPTD_PEER_ADDRESS, else the one towards MASTER_ADDR. Empty: none, or "off".
-
-    Blocks for the resolver, up to 5 s; nothing is sent. One that others cannot use is logged by a node's first rank.
-    """
-    said, master = os.environ.get(_ADDRESS, ""), os.environ.get("MASTER_ADDR", "")
-    if said == _OFF or not (said or master):
-        return ""
-    try:
-        return _told(said) if said else _towards(master)
-    except (ConfigError, OSError) as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            text = "ckptd: warning: this node reads without other nodes: %s; set %s to %s, or to off"
-            log.warning(text, str(error).partition("\n")[0], _ADDRESS, "an address of this node, or an interface")
-        return ""
-
-
-def _told(said: str) -> str:
-    host = told_host(said, _ADDRESS)
-    try:
-        return str(ipaddress.ip_address(host))
-    except ValueError:
-        return _address_of(host)
-
-
-def _towards(master: str) -> str:
-    address = resolve(master, RESOLVE_S)
-    if address is None:
-        raise ConfigError(f"MASTER_ADDR = {master!r} cannot be resolved")
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as towards:
-        towards.connect((address, 9))
-        return str(towards.getsockname()[0])
-
-
-def _address_of(interface: str) -> str:
-    """Its IPv4 address. Raises ConfigError where it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        try:
-            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, interface.encode().ljust(40, b"\0"))
-        except OSError as error:
-            raise ConfigError(f"{_ADDRESS} = {interface!r} has no IPv4 address: {error.strerror}") from None
-    return socket.inet_ntoa(answer[20:24])
 
 
 def _make(directory: str) -> None:

@@ -16,7 +16,8 @@ from ckptd.shared.bulk import own_host
 from ckptd.shared.protocol.read_tree import ExchangeAddress, Place
 from ckptd_client._load.shared_read import planned
 from ckptd_client._load.shared_read.found import DifferentError, Found
-from ckptd_client._load.shared_read.planned import Assigned, Offer, Offered, assign, own_address, refuse_different
+from ckptd_client._load.shared_read.own_address import own_address
+from ckptd_client._load.shared_read.planned import Assigned, Offer, Offered, assign, refuse_different
 from ckptd_client._local.rank import Group
 from ckptd_client.dcp import CkptdReader
 from tests.checkpoints import write_checkpoint
