@@ -40,7 +40,7 @@ test: $(DEV) ## every test of the short form, once; what each costs is in build/
 	DURATIONS=build/durations.tsv $(BIN)/python -m pytest -q -n $(WORKERS) --max-worker-restart=0 --dist loadgroup --no-loadscope-reorder -p tests.durations tests
 
 longest: ## the files of build/durations.tsv that make test begins with: after make test, when tests were added
-	$(BIN)/python -m tests.durations build/durations.tsv
+	$(BIN)/python -m tests.longest build/durations.tsv
 
 simulate: $(DEV) ## seeds of the simulator: COUNT=1000 NODES=64 SEED=0
 	PYTHONPATH=.:client $(BIN)/python -m tests.simulation.campaign $(COUNT) $(NODES) $(SEED)

@@ -1,7 +1,6 @@
 """Hypothesis profiles: the default keeps `make test` quick, HYPOTHESIS_PROFILE=long searches for hours.
 
 And the order of the files: those that take longest come first, so that no worker is left with one at the end. And
-the order in which workers collect: each begins elsewhere, so that none rewrites the asserts of all files. And
 the groups: tests that share what a fixture of a module makes run in one worker, so that it is made once, and so do
 those of a short file, so that the workers are not handed thousands of pieces. And
 SHARE=K/N: the K-th of N shares of the tests, K counted on beyond N.
@@ -16,7 +15,7 @@ import zlib
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import durations
+from tests import longest, pythons
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background: what tests start is to hear it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,6 +33,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 gc.disable()  # until all tests are collected: each collection of garbage looks at all that imports have made
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config, specs):
+    """Workers, and the servers that their tests have, are forked from processes that have imported what all need."""
+    python = pythons.fork_workers(config.args)
+    for spec in specs:
+        spec.python = python
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Longest files first, the others by name; within a file as they were; users of a module's fixture together."""
@@ -43,7 +50,7 @@ def pytest_collection_modifyitems(config, items):
         others = [item for item in items if zlib.crc32(item.nodeid.encode()) % int(shares) != chosen]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % int(shares) == chosen]
-    seconds = durations.longest()
+    seconds = longest.longest()
     items.sort(key=lambda item: (-seconds.get(_file_of(item), 0.0), _file_of(item)))
     for item in items:
         path = _file_of(item)
@@ -54,17 +61,6 @@ def pytest_collection_modifyitems(config, items):
 
 def _file_of(item):
     return item.nodeid.partition("::")[0]
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector):
-    """A worker's own turn through each directory: what it rewrites, the others find kept when they come there."""
-    report = yield
-    number, count = (os.environ.get(f"PYTEST_XDIST_WORKER{word}", "") for word in ("", "_COUNT"))
-    if count and isinstance(collector, pytest.Directory):
-        begin = len(report.result) * int(number.removeprefix("gw")) // int(count)
-        report.result = report.result[begin:] + report.result[:begin]
-    return report
 
 
 def _shares_a_fixture(item):

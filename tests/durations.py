@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-LONGEST = os.path.join(os.path.dirname(__file__), "longest.tsv")
-_LONG_S = 4.0
+from tests import pythons
+
 _GROUP = re.compile(r"@[^]@]*$")  # pytest-xdist's, after the name of the test
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SHOWN = 15
@@ -40,7 +40,7 @@ def _used() -> float:
 
 def _living() -> int:
     """Ticks of all processes below this one: a list of children that is read while one of them ends may lack others."""
-    _below.update(_children(os.getpid()))
+    _below.update(_children(os.getpid()), pythons.servers())
     looked, ticks = set[int](), 0
     while pids := _below - looked:
         for pid in pids:
@@ -117,30 +117,8 @@ class _Table:
             terminalreporter.write_line(line)
 
 
-def longest() -> dict[str, float]:
-    """The seconds of the files that take longest, for a run to begin with them."""
-    with open(LONGEST, encoding="utf-8") as file:
-        rows = [line.rstrip("\n").split("\t") for line in file]
-    return {path: float(seconds) for seconds, path in rows}
-
-
-def write_longest(durations: str) -> None:
-    """From the file of a run."""
-    files: collections.Counter[str] = collections.Counter()
-    with open(durations, encoding="utf-8") as file:
-        for line in list(file)[1:]:
-            _used, seconds, _starts, name = line.rstrip("\n").split("\t")
-            files[name.partition("::")[0]] += float(seconds)
-    with open(LONGEST, "w", encoding="utf-8") as file:
-        file.writelines(f"{seconds:.0f}\t{path}\n" for path, seconds in files.most_common() if seconds >= _LONG_S)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Measures where tests run, and collects where the terminal is."""
     sys.addaudithook(_count_start)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Table())
-
-
-if __name__ == "__main__":
-    write_longest(sys.argv[1])

@@ -17,6 +17,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 
 def main() -> None:
     """Descriptors, variables and arguments go over; signals follow, and the status comes back."""
+    kind = os.environ.pop("TESTS_PYTHON_KIND", "") or _kind()
     fds = sorted(int(name) for name in os.listdir("/proc/self/fd") if _is_inherited(int(name)))
     argv = [sys.executable, *sys.argv[1:]]
     mask = os.umask(0)
@@ -24,7 +25,7 @@ def main() -> None:
     request = {"argv": argv, "env": dict(os.environ), "cwd": os.getcwd(), "session": False, "umask": mask, "fds": fds}
     data = json.dumps(request).encode()
     conn = socket.socket(socket.AF_UNIX)
-    conn.connect(os.path.join(os.path.dirname(__file__), _kind()))
+    conn.connect(os.path.join(os.path.dirname(__file__), kind))
     socket.send_fds(conn, [struct.pack("<I", len(data))], fds)
     conn.sendall(data)
     (pid,) = struct.unpack("<I", conn.recv(4, socket.MSG_WAITALL))

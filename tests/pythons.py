@@ -2,9 +2,12 @@
 
 ``Popen`` and ``run`` are subprocess's. A command that begins with this interpreter, and asks it for nothing but a
 program, becomes a fork; any other is carried out as it is. A test of how an interpreter starts or ends uses subprocess.
+Where several processes run tests, the first of them has servers of which the others and their servers are forked, so
+that what all of them need is imported once.
 """
 
 import atexit
+import functools
 import json
 import os
 import select
@@ -14,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tests.python_server import EXECUTABLE, HEAD, MOST_FDS, STATUS, Command, is_daemon, parse, umask
 
@@ -39,8 +42,13 @@ _MODULES = {
         "ckptd_client", "ckptd_client.dcp", "ckptd.parity.encode", "ckptd.parity.rebuild", "tests.faults.nodes.trainer",
         "tests.faults.nodes.zygote", "tests.interop.launch", "tests.mistakes.play",
     ),
+    "tests": ("tests.collected",),
 }  # fmt: skip
+_BEGINS_AS = {"tests": "torch"}  # the kind of server that this kind is forked of
+ASKED = "TESTS_ASKED_FOR"  # the variable with the words that name tests, for tests/collected.py
 _FOLDER = "TESTS_PYTHONS"  # the variable that says where the sockets of the servers are
+_KIND = "TESTS_PYTHON_KIND"  # that names the kind of server to the shim
+_FIRST = "TESTS_FIRST_PYTHONS"  # and where those are of which others are forked
 
 
 def inherited(*left_out: str) -> dict[str, str]:
@@ -49,19 +57,27 @@ def inherited(*left_out: str) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+class _Server(NamedTuple):
+    """One that this process started: it ends when its life, a descriptor, is closed."""
+
+    pid: int
+    life: int
+    wait: Callable[[], object]
+
+
 class _Servers:
-    """Both kinds, each started when it is first asked for something; those of the process that had this one forked."""
+    """One of each kind, started when it is first asked for something; those of the process that had this one forked."""
 
     def __init__(self) -> None:
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()
         self._owner = 0
         self._folder = ""
-        self._lives: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
+        self._started: list[_Server] = []
 
     def folder(self) -> str:
         """Where their sockets are: another process of these tests that is given it asks the same ones."""
         if self._owner != os.getpid():
-            self._owner, self._lives = os.getpid(), {}
+            self._owner, self._started = os.getpid(), []
             self._folder = os.environ.get(_FOLDER, "")
             if not os.path.isdir(self._folder):
                 self._folder = tempfile.mkdtemp(prefix="ckptd-pythons-")
@@ -70,11 +86,11 @@ class _Servers:
 
     def belong_to(self, folder: str) -> None:
         """This process was forked by a server whose socket is in this folder: it asks the same ones."""
-        self._owner, self._lives, self._folder = os.getpid(), {}, folder
+        self._owner, self._started, self._folder = os.getpid(), [], folder
 
     def shim(self) -> str:
         """The path of a program that takes an interpreter's arguments, and has a server fork it."""
-        for kind in _MODULES:
+        for kind in ("plain", "torch"):
             path = os.path.join(os.path.dirname(self._socket(kind)), "python")
         if not os.path.exists(path):
             with open(os.path.join(os.path.dirname(__file__), "python_shim.py"), encoding="utf-8") as file:
@@ -88,19 +104,18 @@ class _Servers:
 
     def ask(self, kind: str, request: dict[str, Any], fds: Sequence[int]) -> tuple[int, socket.socket]:
         """Pid and connection of a process that it forks."""
-        path = self._socket(kind)
-        data = json.dumps(request).encode()
-        conn = socket.socket(socket.AF_UNIX)
-        try:
-            conn.connect(path)
-            sent = socket.send_fds(conn, [HEAD.pack(len(data))], list(fds))
-            assert sent == HEAD.size
-            conn.sendall(data)
-            (pid,) = HEAD.unpack(conn.recv(HEAD.size, socket.MSG_WAITALL))
-        except BaseException:
-            conn.close()
-            raise
-        return pid, conn
+        return _ask(self._socket(kind), request, fds)
+
+    def own(self) -> list[int]:
+        """Pids of those that this process started."""
+        return [server.pid for server in self._started] if self._owner == os.getpid() else []
+
+    def have_collected(self, asked: Sequence[str]) -> None:
+        """Has a server with the tests that are asked for; those of processes that this one starts are forked of its."""
+        os.environ[ASKED] = json.dumps(list(asked))
+        self._socket("tests")
+        del os.environ[ASKED]
+        os.environ[_FIRST] = self.folder()
 
     def _socket(self, kind: str) -> str:
         with self._starting:
@@ -109,32 +124,79 @@ class _Servers:
                 self._start(kind, path)
             return path
 
+    def _origin(self, kind: str) -> str:
+        """The socket of the server of which one of this kind is forked, where there is one."""
+        if kind in _BEGINS_AS:
+            return self._socket(_BEGINS_AS[kind])
+        path = os.path.join(os.environ.get(_FIRST, ""), kind)
+        return path if os.path.exists(path) else ""
+
     def _start(self, kind: str, path: str) -> None:
-        clean = inherited("CKPTD_", "NOTIFY_", "WATCHDOG_", "PYTHONW")
+        environ = inherited("CKPTD_", "NOTIFY_", "WATCHDOG_", "PYTHONW") | ENVIRON
+        environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(os.path.dirname(path), "inductor")
+        origin = self._origin(kind)
         theirs, ours = os.pipe()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(_LISTENING)
-            words = [os.path.join(os.path.dirname(__file__), "python_server.py"), str(listener.fileno()), str(theirs)]
-            process = subprocess.Popen(
-                [sys.executable, "-P", *words, _PADDING, *_MODULES[kind]],
-                env=clean | ENVIRON | {"TORCHINDUCTOR_CACHE_DIR": os.path.join(os.path.dirname(path), "inductor")},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[listener.fileno(), theirs],
-                cwd=ROOT,
-            )
+            fds = [listener.fileno(), theirs]
+            program = os.path.join(os.path.dirname(__file__), "python_server.py")
+            argv = [sys.executable, "-P", program, *map(str, fds), _PADDING]
+            argv += _MODULES[kind] if kind in _BEGINS_AS or not origin else ()
+            if origin:
+                request = {"argv": argv, "env": environ, "cwd": ROOT, "session": False, "umask": umask(), "fds": fds}
+                pid, conn = _ask(origin, request, fds)
+                server = _Server(pid, ours, functools.partial(_wait, conn))
+            else:
+                process = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, pass_fds=fds, cwd=ROOT)
+                server = _Server(process.pid, ours, process.wait)
         os.close(theirs)
-        self._lives[kind] = process, ours
+        self._started.append(server)
 
     def _forget(self, owner: int, folder: str) -> None:
         if owner == os.getpid():
-            for process, life in self._lives.values():
-                os.close(life)
-                process.wait()
+            for server in self._started:
+                os.close(server.life)
+                server.wait()
             shutil.rmtree(folder)
 
 
+def _ask(path: str, request: dict[str, Any], fds: Sequence[int]) -> tuple[int, socket.socket]:
+    """Pid and connection of a process that the server at a socket forks."""
+    data = json.dumps(request).encode()
+    conn = socket.socket(socket.AF_UNIX)
+    try:
+        conn.connect(path)
+        sent = socket.send_fds(conn, [HEAD.pack(len(data))], list(fds))
+        assert sent == HEAD.size
+        conn.sendall(data)
+        (pid,) = HEAD.unpack(conn.recv(HEAD.size, socket.MSG_WAITALL))
+    except BaseException:
+        conn.close()
+        raise
+    return pid, conn
+
+
+def _wait(conn: socket.socket) -> None:
+    with conn:
+        conn.recv(STATUS.size)
+
+
 _servers = _Servers()
+
+
+def fork_workers(asked: Sequence[str]) -> str:
+    """The interpreter, in a shell's words, of pytest's workers, which are forked with the tests that are asked for.
+
+    Their own servers are forked of this process's.
+    """
+    _servers.have_collected(asked)
+    return f"env {_KIND}=tests {_servers.shim()}"
+
+
+def servers() -> list[int]:
+    """Pids of this process's own, which may be another's children."""
+    return _servers.own()
 
 
 def forked_by(folder: str) -> None:
