@@ -19,7 +19,7 @@ from tests.pythons import CODE, ENVIRON, ROOT
 __all__ = ["CODE", "ROOT", "Node", "wait_for"]
 
 
-def wait_for(what: Callable[[], object], timeout_s: float = 20.0, *, every_s: float = 0.01) -> object:
+def wait_for(what: Callable[[], object], timeout_s: float = 60.0, *, every_s: float = 0.01) -> object:
     """The first true value of what(), or an AssertionError after timeout_s."""
     deadline = time.monotonic() + timeout_s
     while True:

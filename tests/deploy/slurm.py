@@ -104,7 +104,7 @@ class Slurm:
             self._start("slurmctld", "-D")
             for name in self._names:
                 self._start("slurmd", "-D", "-N", name)
-            wait_for(lambda: self.command("sinfo", "-h", "-o", "%T", "-N").split() == ["idle"] * len(self._names), 8)
+            wait_for(lambda: self.command("sinfo", "-h", "-o", "%T", "-N").split() == ["idle"] * len(self._names))
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -139,7 +139,7 @@ class Slurm:
             with contextlib.suppress(Exception):
                 self.command("scancel", "--user", self.where.owner(), "--signal=KILL", "--full")
                 self.command("scancel", "--user", self.where.owner())
-                wait_for(lambda: not self.command("squeue", "-h"), 20)
+                wait_for(lambda: not self.command("squeue", "-h"))
         for daemon in reversed(self._daemons):
             daemon.terminate()
             try:

@@ -306,7 +306,7 @@ class Trainer:
             if self._client.preempted(step):
                 handle = self._handles[step] = self._client.save(self._state(step), step, drain=drain)
                 if sure:
-                    handle.wait("durable", 30)
+                    handle.wait("durable", 60)
                 return {"step": step, "logs": self._logs}
         return {"step": None, "logs": self._logs}
 

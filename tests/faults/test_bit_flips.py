@@ -118,7 +118,7 @@ def test_a_bit_in_a_slot_falls_back_to_the_same_step_on_the_store(place, node, j
     job = f"slot-{place.replace(' ', '-')}"
     client = join(job)
     for step in range(2):
-        client.save(state_of(step), step).wait("durable", 20)
+        client.save(state_of(step), step).wait("durable", 60)
     path, seal = slot_of(node, job, 1)
     flip(path, where(path, seal))
     code, text = verify(node.arena)
@@ -130,15 +130,15 @@ def test_a_bit_in_a_slot_falls_back_to_the_same_step_on_the_store(place, node, j
     check_state(state, 1)
     assert (restored.step, restored.tier) == (1, "pfs")
     assert any(path in note and word in note for note in restored.notes), restored.notes
-    client.save(state_of(2), 2).wait("durable", 20)
+    client.save(state_of(2), 2).wait("durable", 60)
     assert client.load(state).notes == [], "and life goes on"
     check_state(state, 2)
 
 
 def test_a_bit_in_a_slot_that_is_not_committed_falls_back_to_an_older_step(node, join):
     client = join("kept", drain_every=100)
-    client.save(state_of(0), 0).wait("durable", 20)
-    client.save(state_of(1), 1).wait("staged", 20)
+    client.save(state_of(0), 0).wait("durable", 60)
+    client.save(state_of(1), 1).wait("staged", 60)
     path, seal = slot_of(node, "kept", 1)
     wait_for(lambda: slot_of(node, "kept", 1)[1].state == "digested")
     flip(path, seal.image_nbytes - 1)
@@ -180,7 +180,7 @@ SHORT_FILE_PLACES = ("header", "block 1", "manifest", "vote", "committed")
 def two_committed(node, join, job):
     """Steps 0 and 1 committed, memory freed; the directories of both."""
     with join(job) as client:
-        handles = [client.save(state_of(step), step).wait("durable", 20) for step in range(2)]
+        handles = [client.save(state_of(step), step).wait("durable", 60) for step in range(2)]
     wait_for(lambda: not any(f"/{job}-" in path for path in node.slots()))
     return [os.path.join(node.store, job, handle.save_id.dirname) for handle in handles]
 
@@ -213,7 +213,7 @@ def test_a_bit_in_a_committed_file_falls_back_to_an_older_step(place, node, join
 
 def test_arena_and_store_both_damaged_name_both(node, join):
     client = join("both")
-    handle = client.save(state_of(0), 0).wait("durable", 20)
+    handle = client.save(state_of(0), 0).wait("durable", 60)
     path, _ = slot_of(node, "both", 0)
     flip(path, BLOCK_NBYTES)
     image = os.path.join(node.store, "both", handle.save_id.dirname, IMAGE)

@@ -13,6 +13,7 @@ from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.format.arena_paths import LOCK
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import JOB, MB, RankError, Ranks, daemons, sealed, told
+from tests.standstill import stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
 
@@ -200,7 +201,7 @@ def test_a_death_is_said_within_seconds_and_the_next_daemon_is_found(node: Node)
         (text,) = [text for text in texts if "daemon of this node ended" in text]
         assert text.startswith("ckptd: the daemon of this node ended: step 1 is not durable before another one runs; ")
         assert f"; start one: ckptd run --arena {node.arena}; its stderr says why it ended" in text
-        wait_for(lambda: is_durable(node, 1), 15)
+        wait_for(lambda: is_durable(node, 1))
         ranks.call("sleep", 3.0)
         assert ranks.call("logs") == [texts], "once"
 
@@ -216,7 +217,7 @@ def test_a_daemon_that_a_client_started_is_started_again_without_a_call(node: No
             (text,) = [one for one in heard(ranks, rank, "daemon of this node ended") if "node ended" in one]
             assert "; one is started in 3 s; why it ended: " in text
             heard(ranks, rank, "a daemon of this node runs again", 12)
-        wait_for(lambda: is_durable(node, 1), 20)
+        wait_for(lambda: is_durable(node, 1))
         assert own_daemon(node) != old
         ranks.call("close")
 
@@ -285,7 +286,7 @@ def test_killed_while_a_save_waits_for_its_acknowledgement(node: Node, world: in
     node.start()
     with Ranks(node, world) as ranks:
         ready(ranks)
-        node.daemon.send_signal(signal.SIGSTOP)
+        stop(node.daemon.pid)
         ranks.start("save", 1)
         wait_for(lambda: sealed(node) == [(rank, 1) for rank in range(world)])
         time.sleep(0.2)
@@ -305,7 +306,7 @@ def test_a_waiting_handle_is_enough_to_bring_the_sealed_segment_home(node: Node)
     node.start()
     with Ranks(node) as ranks:
         ready(ranks)
-        node.daemon.send_signal(signal.SIGSTOP)
+        stop(node.daemon.pid)
         ranks.start("save", 1)
         wait_for(lambda: sealed(node) == [(0, 1)])
         node.kill()
@@ -342,7 +343,7 @@ def test_a_daemon_that_stops_answering_never_holds_a_save_beyond_its_deadline(no
     node.start()
     with Ranks(node) as ranks:
         ready(ranks, save_timeout_s=1.0)
-        node.daemon.send_signal(signal.SIGSTOP)
+        stop(node.daemon.pid)
         for step in (1, 2, 3, 4, 5):  # more than there are slots
             (stall,) = ranks.call("save", step)
             assert stall <= 1.0 + SLACK_S, step
@@ -361,7 +362,7 @@ def test_a_new_daemon_that_does_not_answer_holds_no_save_either(node: Node):
     with Ranks(node) as ranks:
         ready(ranks, save_timeout_s=2.0)
         node.kill()
-        node.start().send_signal(signal.SIGSTOP)
+        stop(node.start().pid)
         assert ranks.call("save", 1)[0] <= 2.0 + SLACK_S
 
 

@@ -9,7 +9,7 @@ import gc, sys
 import torch, ckptd_client
 
 client = ckptd_client.connect(job="dropped")
-client.save({"w": torch.ones(4)}, 0).wait("staged", 20)
+client.save({"w": torch.ones(4)}, 0).wait("staged", 60)
 del client
 gc.collect()
 print("went on", flush=True)

@@ -291,7 +291,7 @@ with ckptd_client.connect(job="j", integrity_key_file={key!r}) as client:
         assert rank.wait(60) == 0, rank.stderr.read().decode()
         (final,) = (tmp_path / "j").glob("step-*")
         assert identify(open_files(str(final), read_key(key))).step == 1
-        wait_for(lambda: not os.path.exists(os.path.join(node.arena, "ckptd.sock")), 30)
+        wait_for(lambda: not os.path.exists(os.path.join(node.arena, "ckptd.sock")))
 
 
 def test_a_key_is_on_no_command_line_and_in_no_log(tmp_path):

@@ -80,7 +80,7 @@ def test_a_segment_cut_off_by_a_kill_is_never_offered_and_its_slot_is_free_again
         assert half_copied(node, 0)
     assert sealed(node) == []
     assert all(os.path.exists(f"/proc/{pid}") for pid in workers), "the forked workers live on"
-    wait_for(lambda: not any(rank.alive for rank in node.job("job").ranks), timeout_s=5)
+    wait_for(lambda: not any(rank.alive for rank in node.job("job").ranks))
     with Ranks(node, nbytes=LARGE_NBYTES) as ranks:
         ranks.call("connect")
         assert ranks.call("load") == [None]

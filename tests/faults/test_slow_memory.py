@@ -50,7 +50,7 @@ def test_the_first_save_waits_for_slots_that_are_on_their_way(node, join):
     handle = client.save(STATE, 1)
     assert handle.end != "skipped", handle.reason
     assert handle.stall_s > TIMEOUT_S
-    assert handle.wait("durable", 20).step == 1
+    assert handle.wait("durable", 60).step == 1
     client.prepare(STATE)  # the other slots come after the first
     assert client.save(STATE, 2).stall_s < TIMEOUT_S
 
@@ -73,7 +73,7 @@ def test_a_load_has_slow_memory_made_before_the_first_save(node, join):
     time.sleep(1 + SLACK_S)  # training
     handle = client.save(STATE, 1)
     assert handle.stall_s < TIMEOUT_S, handle
-    assert handle.wait("durable", 20).step == 1
+    assert handle.wait("durable", 60).step == 1
 
 
 @pytest.mark.usefixtures("patient")
@@ -95,7 +95,7 @@ def test_a_state_that_grew_waits_for_its_larger_slots(node, join):
     client.prepare(STATE)
     handle = client.save({"w": torch.arange(100_000)}, 1)
     assert handle.stall_s > TIMEOUT_S
-    assert handle.wait("durable", 20).step == 1
+    assert handle.wait("durable", 60).step == 1
 
 
 def test_memory_that_takes_too_long_is_named_as_the_reason(node, join):
@@ -108,7 +108,7 @@ def test_memory_that_takes_too_long_is_named_as_the_reason(node, join):
     assert "memory of its slots is still being allocated" in handle.reason
     assert "prepare(state)" in handle.reason
     client.prepare(STATE)
-    assert client.save(STATE, 2).wait("durable", 20).step == 2
+    assert client.save(STATE, 2).wait("durable", 60).step == 2
 
 
 @pytest.mark.usefixtures("patient")

@@ -109,7 +109,7 @@ def test_a_daemon_starts_over_it(tmp_path, arena, slot, name):
                 with pytest.raises(ckptd_client.RestoreError, match=r"slot|r00000"):
                     client.load(state)
             assert node.status().jobs[0].job == "demo"
-            assert client.save(state, 11).wait("durable", 30) is not None
+            assert client.save(state, 11).wait("durable", 60) is not None
         assert node.daemon.poll() is None
 
 

@@ -72,7 +72,7 @@ def test_a_job_starts_saves_and_loads_beside_it(tmp_path, name):
                 restored = client.load(state)
                 assert (restored.step if restored else None) == (step - 1 or None)
                 state["w"] += step
-                assert client.save(state, step).wait("durable", 30) is not None
+                assert client.save(state, step).wait("durable", 60) is not None
                 assert str(MAX_INCARNATION) in "\n".join(node.job("demo").errors)
             assert state["w"].tolist() == [step * (step + 1) / 2] * 2
         assert sum("worker" in line for line in node.log_text().splitlines()) < 5

@@ -49,7 +49,7 @@ def test_half_a_character_is_a_misuse(node, tmp_path, name):
         with pytest.raises(UsageError) as raised:
             MISUSES[name](client, str(tmp_path / "out"))
         str(raised.value).encode()  # and the error itself can be printed
-        assert client.save({"w": torch.ones(2)}, 100).wait("staged", 20) is not None
+        assert client.save({"w": torch.ones(2)}, 100).wait("staged", 60) is not None
 
 
 class _Harm:

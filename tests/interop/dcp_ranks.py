@@ -184,7 +184,7 @@ def staged(layout):
             spoil(state)
             done.result(60)
             assert writer.handle.step == step
-            writer.handle.wait("staged", 20)  # the coordinator waited; the others may hear of it a moment later
+            writer.handle.wait("staged", 60)  # the coordinator waited; the others may hear of it a moment later
             restored = trainer(layout, 4).state()
             dcp.load(restored, storage_reader=CkptdReader(client), checkpoint_id=f"{step}")
             assert check(f"staged, {layout}", restored, reference) == set(reference[0])

@@ -53,7 +53,7 @@ def test_a_daemon_that_dies_between_staging_and_hand_over(node):
             dcp.save(later, storage_writer=second, checkpoint_id="52")
         dcp.save(state_of(3), storage_writer=second)
         assert loaded(client)[0] == 3
-        client.wait("durable", 30)
+        client.wait("durable", 60)
 
 
 def test_a_state_that_grew_goes_into_larger_slots(node):

@@ -30,7 +30,7 @@ def state_of(seed):
 
 
 def ended_well(handle):
-    assert handle.wait("staged", 20)
+    assert handle.wait("staged", 60)
     return handle.milestone in {"staged", "durable"}
 
 
@@ -67,7 +67,7 @@ def test_a_state_that_another_process_still_holds_keeps_its_slot_and_the_error_s
     held = [stager.stage(state_of(seed)) for seed in range(3)]
     handle = client.save(state_of(9), 50)
     with pytest.raises(ckptd_client.SaveFailedError, match=r"3 (.|\n)*staged and not yet written"):
-        handle.wait("staged", 20)
+        handle.wait("staged", 60)
     assert [state["deep"]["v"][0].item() for state in held] == [0, 1, 2]
     del held
     assert ended_well(client.save(state_of(9), 51))

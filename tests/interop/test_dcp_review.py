@@ -106,7 +106,7 @@ def test_a_fault_of_the_planner_leaves_no_save_behind(node):
         dcp.save(small(1), storage_writer=writer)
         with pytest.raises(CheckpointException, match="no plan"):
             dcp.save(small(2), storage_writer=writer, planner=Broken())
-        assert client.wait("durable", 10).step == 0
+        assert client.wait("durable", 60).step == 0
         dcp.save(small(3), storage_writer=writer)
         assert newest(client) == 3
 

@@ -66,7 +66,7 @@ def write_dcp(path, state, **how):
 def test_a_ckptd_directory(client, node):
     saved = state_of(1)
     handle = client.save(saved, 5)
-    client.wait("durable", 30)
+    client.wait("durable", 60)
     directory = os.path.join(node.store, client.job, handle.save_id.dirname)
     for path in (directory, os.path.join(node.store, client.job, "latest")):
         state = state_of(2)
@@ -82,7 +82,7 @@ def test_a_ckptd_directory(client, node):
 
 def test_a_flipped_bit_of_a_ckptd_directory_is_named(client, node):
     handle = client.save(state_of(1), 1)
-    client.wait("durable", 30)
+    client.wait("durable", 60)
     directory = os.path.join(node.store, client.job, handle.save_id.dirname)
     with open(os.path.join(directory, "r00000-p00.safetensors"), "r+b") as file:
         file.seek(-700, os.SEEK_END)
@@ -115,7 +115,7 @@ def test_modules_and_optimizers_take_a_dcp_directory(client, tmp_path):
 
 def test_a_dcp_directory_of_a_ckptd_job_is_read_by_its_manifest(client, node):
     handle = client.save(state_of(1), 1)
-    client.wait("durable", 30)
+    client.wait("durable", 60)
     directory = os.path.join(node.store, client.job, handle.save_id.dirname)
     os.unlink(os.path.join(directory, ".metadata"))
     client.load_from(directory, state_of(2))

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def client(node):
     with ckptd_client.connect("wrong", store=node.store, arena=node.arena, start=False) as client:
         client.save(state(), 1)
-        client.wait("durable", 30)
+        client.wait("durable", 60)
         yield client
 
 

@@ -158,7 +158,7 @@ def forks():
                 batches += 1
             threading.Timer(0.2, go.set).start()
             training.optimizer.step()
-            handle.wait("staged", 20)
+            handle.wait("staged", 60)
         assert batches == 20
         client.load(training.state)
         assert not difference(expected, training.plain()), difference(expected, training.plain())
@@ -198,7 +198,7 @@ def raises():
     if dist.get_rank() == 1:
         raise SystemExit  # neither step nor close
     training.step()
-    handle.wait("staged", 20)
+    handle.wait("staged", 60)
     raise SystemExit
 
 

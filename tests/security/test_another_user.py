@@ -35,7 +35,7 @@ def fixture_node(tmp_path_factory):
             for name in ("WORLD_SIZE", "RANK"):
                 patch.delenv(name, raising=False)
             client = ckptd_client.connect("job", store=node.store, arena=node.arena, start=False)
-            client.save({"w": torch.ones(1000)}, 1).wait("durable", 30)
+            client.save({"w": torch.ones(1000)}, 1).wait("durable", 60)
             yield node
             client.close()
 
@@ -212,7 +212,7 @@ def test_a_umask_closes_the_store_to_others_also_while_it_is_drained_to(tmp_path
             handle = client.save({"w": torch.ones(1 << 20)}, 1)
             wait_for(lambda: [name for name in os.listdir(store / "job") if name.startswith(".step")])
             assert modes(store) <= {0o700, 0o600}
-            handle.wait("durable", 30)
+            handle.wait("durable", 60)
             node.complete(sys.executable, "-m", "ckptd", "pin", str(store / "job/step-000000001.i0001"), timeout_s=30)
             assert modes(store) == {0o700, 0o600}
             client.close()

@@ -66,7 +66,7 @@ def restored(four: Cluster, job: str, scheme: str) -> tuple[list[str], str]:
     assert {f["step"] for f in found} == {10}
     ranks.save(20, "protected", "durable")
     four.end(ranks)
-    wait_for(lambda: all(node.slots() == [] for node in four.nodes.values()), 15)
+    wait_for(lambda: all(node.slots() == [] for node in four.nodes.values()))
     return [f["tier"] for f in found], "\n".join(note for f in found for note in f["notes"])
 
 
@@ -91,11 +91,11 @@ def test_in_a_slot_while_it_is_encoded_it_never_reaches_parity(four: Cluster):
     bulk.held = True
     before = bulk.asked
     ranks.save(20, "staged")
-    wait_for(lambda: bulk.asked > before, 10)
+    wait_for(lambda: bulk.asked > before)
     flip(slot_of(four.nodes["c"], 20), 60_000)
     bulk.cut()
     bulk.held = False
-    wait_for(lambda: any("slot r00002-" in e and "match" in e for e in four.job("a", "encode").errors), 15)
+    wait_for(lambda: any("slot r00002-" in e and "match" in e for e in four.job("a", "encode").errors))
     assert [c.step for c in four.job("a", "encode").checkpoints if c.protected] == [10]
     ranks.save(30, "protected", "durable")
     ranks.kill()

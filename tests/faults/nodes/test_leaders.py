@@ -8,6 +8,7 @@ import pytest
 
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster, Ranks
+from tests.standstill import stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-leaders")]
 JOBS = iter(range(1000))
@@ -49,7 +50,7 @@ def paths(led: Led) -> dict[str, str]:
 
 def await_leader(led: Led) -> None:
     """Until the packets of b go by d."""
-    wait_for(lambda: paths(led) == {"a": "d", "b": "d"}, 20)
+    wait_for(lambda: paths(led) == {"a": "d", "b": "d"})
 
 
 def unreachable(led: Led, ranks: Ranks) -> list[str]:
@@ -60,9 +61,9 @@ def unreachable(led: Led, ranks: Ranks) -> list[str]:
 def test_a_leader_that_is_stopped_during_saves_is_left_and_gone_back_to(led: Led, ranks: Ranks):
     await_leader(led)
     ranks.start("save", 20)
-    os.kill(led.nodes["d"].daemon.pid, signal.SIGSTOP)
+    stop(led.nodes["d"].daemon.pid)
     try:
-        wait_for(lambda: paths(led) == {"a": "direct", "b": "direct"}, 20)
+        wait_for(lambda: paths(led) == {"a": "direct", "b": "direct"})
         assert "b" not in unreachable(led, ranks)
     finally:
         os.kill(led.nodes["d"].daemon.pid, signal.SIGCONT)
@@ -75,8 +76,8 @@ def test_a_leader_that_is_killed_during_a_save_costs_the_others_nothing(led: Led
     await_leader(led)
     ranks.start("save", 20)
     led.nodes["d"].kill()
-    wait_for(lambda: paths(led) == {"a": "direct", "b": "direct"}, 20)
-    wait_for(lambda: unreachable(led, ranks) == ["d"], 20)
+    wait_for(lambda: paths(led) == {"a": "direct", "b": "direct"})
+    wait_for(lambda: unreachable(led, ranks) == ["d"])
     led.start("d")
     ranks.results()
     ranks.save(30, "protected", "durable")

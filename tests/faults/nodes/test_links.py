@@ -12,6 +12,7 @@ from tests.cluster import wait_for
 from tests.faults.nodes.clusters import PEER_TIMEOUT_S, Cluster, Ranks, a_cluster
 from tests.faults.nodes.relay import Flip, Repeat
 from tests.faults.ranks import SAVE_TIMEOUT_S
+from tests.standstill import stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-links")]
 
@@ -63,11 +64,11 @@ def save_through_cuts(four: Cluster, job: str, ranks: Ranks, step: int) -> None:
     for _ in range(3):
         control.cut()
         time.sleep(0.15)
-    wait_for(lambda: bulk.asked > before, 10)  # the encode runs
+    wait_for(lambda: bulk.asked > before)  # the encode runs
     bulk.cut()
     bulk.held = False
     ranks.results()
-    wait_for(lambda: protected(four, job, step), 30)
+    wait_for(lambda: protected(four, job, step))
     ranks.call("wait", step, "durable")
 
 
@@ -106,7 +107,7 @@ def test_a_node_that_is_cut_off_degrades_its_set_until_it_is_back(four: Cluster,
     four.relays["b"].open(True)
     for milestone in ("protected", "durable"):
         ranks.call("wait", 20, milestone)
-    wait_for(lambda: degraded(four, job) == "", 10)
+    wait_for(lambda: degraded(four, job) == "")
     four.end(ranks)
 
 
@@ -114,7 +115,7 @@ def test_a_stopped_peer_degrades_its_set_until_it_goes_on(four: Cluster, job: st
     ranks = started(four, job)
     four.relays["b"].bulk.held = True  # so that the encode runs when the daemon is stopped
     ranks.save(10, "staged")
-    os.kill(four.nodes["b"].daemon.pid, signal.SIGSTOP)
+    stop(four.nodes["b"].daemon.pid)
     try:
         wait_for(lambda: "hears nothing of b" in degraded(four, job), 3 * PEER_TIMEOUT_S + 5)
         assert next(n for n in four.job("a", job).nodes if n.node == "b").reachable is False
@@ -123,8 +124,8 @@ def test_a_stopped_peer_degrades_its_set_until_it_goes_on(four: Cluster, job: st
     finally:
         os.kill(four.nodes["b"].daemon.pid, signal.SIGCONT)
         four.relays["b"].bulk.held = False
-    wait_for(lambda: any(c.protected for c in four.job("a", job).checkpoints), 30)
-    wait_for(lambda: degraded(four, job) == "", 10)
+    wait_for(lambda: any(c.protected for c in four.job("a", job).checkpoints))
+    wait_for(lambda: degraded(four, job) == "")
     ranks.call("wait", 10, "durable")
     four.end(ranks)
 
@@ -136,10 +137,10 @@ def test_a_daemon_restarted_during_the_encode_goes_on_with_it(four: Cluster, job
     bulk = four.relays["b"].bulk
     before, bulk.held = bulk.asked, True
     ranks.save(10, "staged")
-    wait_for(lambda: bulk.asked > before, 10)  # the encode runs
+    wait_for(lambda: bulk.asked > before)  # the encode runs
     four.restart(restarted)
     bulk.held = False
-    wait_for(lambda: (s := four.job("a", job)) and any(c.protected for c in s.checkpoints), 30)
+    wait_for(lambda: (s := four.job("a", job)) and any(c.protected for c in s.checkpoints))
     ranks.call("wait", 10, "durable")
     ranks.save(20, "protected", "durable")
     four.end(ranks)
@@ -186,7 +187,7 @@ def test_what_is_said_again_changes_nothing(four: Cluster, job: str):
     ranks = started(four, job)
     repeat = relay.control.to_daemon = Repeat()
     ranks.save(10, "protected", "durable")
-    wait_for(lambda: repeat.done, 5)
+    wait_for(lambda: repeat.done)
     before = list(four.job("b", job).ranks)
     for said in [bytes(said) for said in relay.control.said + relay.bulk.said if len(said) > 64]:
         channel = relay.bulk if said.startswith(wire.MAGIC) else relay.control
@@ -214,7 +215,7 @@ def test_a_daemon_with_another_key_is_refused_and_reported(four: Cluster, job: s
     os.unlink(os.path.join(four.nodes["d"].arena, arena_paths.IDENTITY))
     four.start("d")
     ranks.call("save", 20)
-    wait_for(lambda: any("key" in line and "refuse" in line for line in four.nodes["a"].status().errors), 15)
+    wait_for(lambda: any("key" in line and "refuse" in line for line in four.nodes["a"].status().errors))
     assert "hears nothing of d" in degraded(four, job)
     assert [rank.call("handle", 20)[0] for rank in ranks.all] == [None] * 4
     ranks.kill()

@@ -67,7 +67,7 @@ def test_a_node_lost_at_this_point_costs_nothing_that_was_promised(four: Cluster
     assert max(committed, default=-1) >= durable, (committed, promised)
     four.replace(victim)
     come_back(four, job, NAMES.index(victim), promised)
-    wait_for(lambda: all(node.slots() == [] and node.job(job) is None for node in four.nodes.values()), 15)
+    wait_for(lambda: all(node.slots() == [] and node.job(job) is None for node in four.nodes.values()))
 
 
 def save_until_it_is_reached(ranks: Ranks, marker: str) -> None:
@@ -125,6 +125,6 @@ def test_a_checkpoint_that_the_next_start_passes_over_is_durable_when_that_close
     ranks.connect(drain_every=1000)
     assert {found["step"] for found in ranks.call("load", FIRST)} == {FIRST}
     four.end(ranks)
-    wait_for(lambda: all(node.slots() == [] and node.job("passed-over") is None for node in four.nodes.values()), 15)
+    wait_for(lambda: all(node.slots() == [] and node.job("passed-over") is None for node in four.nodes.values()))
     names = os.listdir(os.path.join(four.store, "passed-over"))
     assert {found[0] for name in names if (found := parse_dirname(name))} == {FIRST, SECOND}

@@ -8,6 +8,7 @@ import pytest
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import KB, MB, PEER_TIMEOUT_S, Cluster
 from tests.faults.ranks import RankError
+from tests.standstill import stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-members")]
 
@@ -40,7 +41,7 @@ def lives(four: Cluster, job: str, homes: str, step: int = 10, **named) -> list[
     assert {f["step"] for f in found} == {step}
     ranks.save(step + 10, "protected", "durable")
     four.end(ranks)
-    wait_for(lambda: all(node.slots() == [] for node in four.nodes.values()), 15)
+    wait_for(lambda: all(node.slots() == [] for node in four.nodes.values()))
     return [f["tier"] for f in found]
 
 
@@ -162,7 +163,7 @@ def test_a_node_that_froze_wakes_up_in_a_job_that_went_on_without_it(four: Clust
     old.save(10, "protected", "durable")
     frozen = [four.nodes["d"].daemon.pid, old[3].pid]
     for pid in frozen:
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
     for rank in old.all[:3]:
         rank.kill()
     four.add("x")

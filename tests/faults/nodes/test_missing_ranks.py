@@ -17,7 +17,7 @@ def fixture_ranks(four: Cluster, request: pytest.FixtureRequest):
     ranks.connect()
     yield ranks
     four.end(ranks)
-    wait_for(lambda: all(node.slots() == [] for node in four.nodes.values()), 15)
+    wait_for(lambda: all(node.slots() == [] for node in four.nodes.values()))
 
 
 def said(ranks: Ranks, rank: int) -> list[str]:

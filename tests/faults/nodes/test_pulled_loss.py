@@ -72,7 +72,7 @@ def pulling(four: Cluster, job: str, redundancy: str) -> Ranks:
     ranks, bulk = saved(four, job, redundancy), four.relays[SOURCE].bulk
     bulk.from_daemon = Stall(bulk, PULLED_NBYTES)
     ranks.start("load")
-    wait_for(lambda: bulk.held, 20)
+    wait_for(lambda: bulk.held)
     assert not any(rank.done for rank in ranks.all if rank.node is four.nodes["d"]), "it has all that it wanted"
     return ranks
 
@@ -93,7 +93,7 @@ def test_a_daemon_dies_while_ranks_pull(four: Cluster, death: Death):
     found = ranks.loaded()
     assert {f["step"] for f in found} == {10}, found
     assert {f["tier"] for f in found} <= death.tiers, found
-    wait_for(lambda: not partial_segments(four), 10)
+    wait_for(lambda: not partial_segments(four))
     if death.then == "away":
         four.start(death.node)
     end(four, ranks, death.redundancy)
@@ -128,7 +128,7 @@ def test_a_daemon_that_pulls_stays_away(four: Cluster, node: str):
     ranks = four.ranks(HOMES, "pull-away", sizes=[MB])
     ranks.connect(redundancy="none")
     assert {f["step"] for f in ranks.load()} == {10}
-    wait_for(lambda: not partial_segments(four), 10)
+    wait_for(lambda: not partial_segments(four))
     end(four, ranks, "none")
 
 
@@ -144,4 +144,4 @@ def end(four: Cluster, ranks: Ranks, redundancy: str) -> None:
     """The job goes on, ends, and leaves nothing in memory."""
     save(ranks, 20, redundancy)
     four.end(ranks)
-    wait_for(lambda: not any(glob.glob(f"{node.arena}/jobs/*") for node in four.nodes.values()), 15)
+    wait_for(lambda: not any(glob.glob(f"{node.arena}/jobs/*") for node in four.nodes.values()))

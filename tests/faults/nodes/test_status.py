@@ -16,6 +16,7 @@ from tests import pythons
 from tests.cluster import Node, wait_for
 from tests.faults.nodes.capture import in_readme, shape_of, taken
 from tests.faults.nodes.clusters import MB, Cluster, a_cluster, within
+from tests.standstill import stop
 
 NAMES = "abcd"
 SHARD_NBYTES = 4 * MB
@@ -78,7 +79,7 @@ def command(node: Node, *flags: str) -> str:
 @contextlib.contextmanager
 def stopped(node: Node):
     """Its daemon is there, and says nothing."""
-    os.kill(node.daemon.pid, signal.SIGSTOP)
+    stop(node.daemon.pid)
     try:
         yield
     finally:
@@ -146,7 +147,7 @@ def test_a_store_that_hangs_for_another_node_is_reported_with_its_name(cluster):
     ranks.call("save", 1)
     wait_for(lambda: (job := cluster.job("d", "hung")) and job.ranks[0].drain_nbytes)
     (worker,) = wait_for(lambda: [one.pid for one in cluster.nodes["d"].status().workers if one.busy and one.pid])
-    os.kill(worker, signal.SIGSTOP)
+    stop(worker)
     try:
         wait_for(lambda: "gives no answer" in " ".join(problems_of(cluster, "c", "d")), 60, every_s=1)
         text = command(cluster.nodes["c"], "--nodes")

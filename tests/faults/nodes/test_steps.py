@@ -9,6 +9,7 @@ import pytest
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster, a_cluster
 from tests.faults.ranks import RankError
+from tests.standstill import stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120), pytest.mark.xdist_group("nodes-steps")]
 MOST_S = 15.0  # the daemon's patience is 10
@@ -54,7 +55,7 @@ def test_a_new_start_knows_what_the_store_has(two: Cluster):
 def test_a_coordinator_that_does_not_answer_is_an_error_with_its_name(two: Cluster):
     ranks = started(two)
     ranks.save(10, "durable")
-    os.kill(two.nodes["a"].daemon.pid, signal.SIGSTOP)
+    stop(two.nodes["a"].daemon.pid)
     try:
         for name in ("steps", "latest"):
             began = time.monotonic()

@@ -113,7 +113,7 @@ def test_a_node_is_lost_of_which_a_rebuild_takes_bytes(four: Cluster, scheme: st
     ranks.connect(redundancy=scheme)
     before = bulk.asked
     ranks.start("load")
-    wait_for(lambda: bulk.asked > before, 10)
+    wait_for(lambda: bulk.asked > before)
     four.lose("d")
     bulk.held = False
     ranks.kill()  # as a launcher does when one of them has ended
@@ -143,7 +143,7 @@ def test_others_finish_the_commit_of_a_coordinator_that_is_lost(four: Cluster, t
     ranks.connect()
     ranks.call("load")
     ranks.call("save", 10)
-    wait_for(lambda: os.path.exists(marker), 10)
+    wait_for(lambda: os.path.exists(marker))
     four.replace("a")
     wait_for(lambda: all(rank.call("handle", 10)[0] == "durable" for rank in ranks.all[1:]))
     home = os.path.join(four.store, point)

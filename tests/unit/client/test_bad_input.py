@@ -79,10 +79,10 @@ def test_what_cannot_be_saved_is_refused_at_once_with_its_place_and_the_next_sav
     assert "hint: " in str(caught.value)
     with pytest.raises(UsageError, match=message):
         client.prepare(state)
-    assert client.save({"w": torch.ones(1)}, 0).wait("durable", 20).step == 0, "the step was not used up"
+    assert client.save({"w": torch.ones(1)}, 0).wait("durable", 60).step == 0, "the step was not used up"
     with pytest.raises(UsageError, match=message):
         client.save(state, 1)
-    assert client.save({"w": torch.ones(1)}, 1).wait("durable", 20).step == 1
+    assert client.save({"w": torch.ones(1)}, 1).wait("durable", 60).step == 1
 
 
 def test_a_dtensor_without_a_value_is_refused_with_its_place(join):
@@ -101,7 +101,7 @@ def test_a_dtensor_without_a_value_is_refused_with_its_place(join):
 @pytest.mark.parametrize("state", [[torch.zeros(1)], nn.Linear(1, 1), None], ids=["list", "module", "none"])
 def test_load_wants_a_dict_too(state, join):
     client = join()
-    client.save({"w": torch.ones(1)}, 0).wait("durable", 20)
+    client.save({"w": torch.ones(1)}, 0).wait("durable", 60)
     with pytest.raises(UsageError, match="must be a dict"):
         client.load(state)
 
@@ -121,7 +121,7 @@ def test_a_step_is_saved_once(join):
     client.save({"w": torch.ones(1)}, 3)
     with pytest.raises(UsageError, match="step 3 was already saved by this run"):
         client.save({"w": torch.ones(1)}, 3)
-    assert client.save({"w": torch.ones(1)}, 2).wait("durable", 20).end == "durable"
+    assert client.save({"w": torch.ones(1)}, 2).wait("durable", 60).end == "durable"
     assert client.latest() == 2, "newest is what was saved last"
 
 
@@ -196,11 +196,11 @@ def test_a_state_above_the_budget_is_reported_before_training_with_the_numbers(s
     handle = client.save(state, 0)
     assert handle.end in ("failed", "skipped")
     with pytest.raises(SaveFailedError, match="64"):
-        handle.wait("staged", 5)
+        handle.wait("staged", 60)
     assert handle.stall_s < 5
     assert client.stats().failed == 1
     little = {"w": torch.zeros(4 * MIB, dtype=torch.uint8)}
-    assert client.save(little, 1).wait("durable", 20).end == "durable", "a smaller one is saved"
+    assert client.save(little, 1).wait("durable", 60).end == "durable", "a smaller one is saved"
     client.prepare(little)
 
 
@@ -210,9 +210,9 @@ def test_a_state_that_outgrows_the_budget_fails_and_one_that_shrinks_again_is_sa
         handle = client.save({"w": torch.zeros(mib * MIB, dtype=torch.uint8)}, step)
         if mib == 50:
             with pytest.raises(SaveFailedError, match=r"2 slots of 50\.1 MiB"):
-                handle.wait("staged", 5)
+                handle.wait("staged", 60)
         else:
-            handle.wait("durable", 20)
+            handle.wait("durable", 60)
 
 
 w = torch.arange(1000.0)
@@ -254,8 +254,8 @@ def test_what_a_state_may_become_is_saved_at_the_next_save(kind, join):
     client = join()
     client.prepare(before)
     for step in range(2 if os.environ.get("FAULTS") == "long" else 1):
-        client.save(before, 2 * step).wait("staged", 20)
-        client.save(after, 2 * step + 1).wait("durable", 20)
+        client.save(before, 2 * step).wait("staged", 60)
+        client.save(after, 2 * step + 1).wait("durable", 60)
         state = blank(after)
         assert client.load(state).step == 2 * step + 1
         assert not difference(state, after)
@@ -275,7 +275,7 @@ def blank(value):
 def test_a_tensor_that_grows_at_each_save_is_saved_each_time(join):
     client = join()
     handles = [client.save({"w": torch.full((n,), float(n))}, n) for n in (1, 1 << 10, 1 << 20, 3 << 20, 2)]
-    client.wait("durable", 20)
+    client.wait("durable", 60)
     assert [handle.milestone is not None for handle in handles] == [True] * 5
     assert client.stats().plans == 5
 
@@ -290,7 +290,7 @@ def test_waits_for_other_words_are_refused(join):
 
 def test_after_close_everything_says_so_and_handles_end(join):
     client = join()
-    handle = client.save({"w": w}, 0).wait("durable", 20)
+    handle = client.save({"w": w}, 0).wait("durable", 60)
     client.close()
     for call in (
         lambda: client.save({"w": w}, 1),
@@ -314,7 +314,7 @@ def test_a_handle_waited_for_after_close_does_not_wait_for_ever(join, tmp_path):
         handle = client.save({"w": torch.rand(1 << 21)}, 0)
         client.close()
         with pytest.raises(SaveFailedError, match="closed"):
-            handle.wait("durable", 5)
+            handle.wait("durable", 60)
 
 
 def test_a_job_that_this_process_has_closed_is_free_again(join):
@@ -330,16 +330,16 @@ def test_keys_to_pickle_are_a_list_of_text(wrong, join):
 
 def test_two_jobs_in_one_process_do_not_meet(join, job):
     one, two = join("one"), join("two")
-    one.save({"w": w}, 1).wait("durable", 20)
+    one.save({"w": w}, 1).wait("durable", 60)
     assert two.steps() == []
-    two.save({"w": w + 1}, 2).wait("durable", 20)
+    two.save({"w": w + 1}, 2).wait("durable", 60)
     state = {"w": torch.zeros(1000)}
     assert one.load(state).step == 1
     assert torch.equal(state["w"], w)
     assert two.load(state).step == 2
     assert torch.equal(state["w"], w + 1)
     one.close()
-    assert two.save({"w": w}, 3).wait("durable", 20).end == "durable"
+    assert two.save({"w": w}, 3).wait("durable", 60).end == "durable"
 
 
 def test_the_same_job_twice_in_one_process_learns_who_runs(tmp_path, join):
@@ -354,14 +354,14 @@ def test_the_same_job_twice_in_one_process_learns_who_runs(tmp_path, join):
         with pytest.raises(ConnectError, match=r"this process holds rank 0 of job 'twice'(.|\n)*client.close\(\)"):
             join("twice", on=node)
         assert time.monotonic() - began < 0.4, "nothing to wait for"
-        assert first.save({"w": w}, 0).wait("durable", 20).end == "durable"
+        assert first.save({"w": w}, 0).wait("durable", 60).end == "durable"
         second = join("twice", on=node, takeover=True)
         assert second.incarnation > first.incarnation
         old = first.save({"w": w}, 1)
         with pytest.raises(SaveFailedError, match="it ended as 'failed'"):
-            old.wait("staged", 5)
+            old.wait("staged", 60)
         assert second.load({"w": torch.zeros(1000)}).step == 0
-        assert second.save({"w": w}, 5).wait("durable", 20).end == "durable"
+        assert second.save({"w": w}, 5).wait("durable", 60).end == "durable"
         assert second.steps() == [0, 5]
 
 
@@ -391,7 +391,7 @@ def test_steps_may_be_any_integer_and_swapped_arguments_are_reported(join):
 
 def test_tensors_saved_separately_that_share_memory_here_must_be_equal(join):
     client = join()
-    client.save({"a": torch.zeros(10), "b": torch.ones(10)}, 0).wait("durable", 20)
+    client.save({"a": torch.zeros(10), "b": torch.ones(10)}, 0).wait("durable", 60)
     one = torch.full((10,), 2.0)
     with pytest.raises(MismatchError, match=r"state\['b'\] and state\['a'\]|state\['a'\] and state\['b'\]"):
         client.load({"a": one, "b": one})
@@ -404,7 +404,7 @@ def test_tensors_saved_separately_that_share_memory_here_must_be_equal(join):
 
 def test_a_module_that_does_not_take_its_state_is_reported_where(join):
     client = join()
-    client.save({"m": torch.nn.Linear(2, 3)}, 0).wait("durable", 20)
+    client.save({"m": torch.nn.Linear(2, 3)}, 0).wait("durable", 60)
     with pytest.raises(MismatchError, match=r"state\['m'\]: Linear does not take"):
         client.load({"m": torch.nn.Linear(3, 2)})
 

@@ -148,13 +148,13 @@ MAKERS = (
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 def test_states_come_back_to_the_bit_by_both_routes(make, join, emptied):
     client = join()
-    client.save(make(3), 5).wait("durable", 20)
+    client.save(make(3), 5).wait("durable", 60)
     fresh = make(2)
     restored = client.load(fresh)
     assert (restored.step, restored.tier, restored.notes) == (5, "arena", [])
     assert not difference(fresh, make(3))
     client.save(make(4), 6)
-    client.wait("durable", 20)
+    client.wait("durable", 60)
     client.close()
     emptied()
     fresh = make(2)
@@ -168,7 +168,7 @@ def test_a_daemon_on_an_emptied_arena_restores_from_the_store(tmp_path, join):
         node.start()
         with join(on=node) as client:
             client.save(training(1), 1)
-            client.wait("durable", 20)
+            client.wait("durable", 60)
         assert node.stop() == 0
         node.lose_arena()
         node.start()
@@ -181,7 +181,7 @@ def test_a_daemon_on_an_emptied_arena_restores_from_the_store(tmp_path, join):
 
 def test_an_optimizer_that_never_stepped_takes_the_state_of_one_that_did(join):
     client = join()
-    client.save(training(3), 0).wait("durable", 20)
+    client.save(training(3), 0).wait("durable", 60)
     fresh = training(2, steps=0)
     assert not fresh["optimizer"].state
     client.load(fresh)
@@ -196,7 +196,7 @@ def test_an_optimizer_that_never_stepped_takes_the_state_of_one_that_did(join):
 
 def test_tensors_and_containers_are_filled_in_place(join):
     client = join()
-    client.save(nested(1), 0).wait("durable", 20)
+    client.save(nested(1), 0).wait("durable", 60)
     state = nested(2)
     weight, inner, items = state["model"]["w"], state["model"], state["list"]
     address = weight.data_ptr()
@@ -212,7 +212,7 @@ def test_tied_tensors_are_stored_once_and_tied_or_untied_when_they_are_read(join
     client = join()
     weight = noise(1000, 10)
     handle = client.save({"a": weight, "b": weight, "view": weight[:10], "plain": 1}, 3)
-    client.wait("durable", 20)
+    client.wait("durable", 60)
     with safe_open(image_path(node, job, handle), "pt") as file:
         assert tensor_names(file) == ["a", "view"]
     one = torch.zeros(1000, 10)
@@ -228,7 +228,7 @@ def test_tied_tensors_are_stored_once_and_tied_or_untied_when_they_are_read(join
 
 def test_tensors_untied_at_save_and_tied_at_load_are_refused_or_equal(join):
     client = join()
-    client.save({"a": noise(10), "b": noise(10)}, 0).wait("durable", 20)
+    client.save({"a": noise(10), "b": noise(10)}, 0).wait("durable", 60)
     one = torch.zeros(10)
     client.load({"a": one, "b": one})
     assert bits(one) == bits(noise(10))
@@ -236,7 +236,7 @@ def test_tensors_untied_at_save_and_tied_at_load_are_refused_or_equal(join):
 
 def test_an_expanded_tensor_is_saved_whole(join):
     client = join()
-    client.save({"e": noise(3, 1).expand(3, 4)}, 0).wait("durable", 20)
+    client.save({"e": noise(3, 1).expand(3, 4)}, 0).wait("durable", 60)
     state = {"e": torch.zeros(3, 4)}
     client.load(state)
     assert bits(state["e"]) == bits(noise(3, 1).expand(3, 4))
@@ -252,7 +252,7 @@ def test_a_state_may_change_as_soon_as_save_returns(join):
     state["epoch"] = 2
     with torch.no_grad():
         state["model"].weight.zero_()
-    handle.wait("durable", 20)
+    handle.wait("durable", 60)
     client.load(state)
     assert bits(state["w"]) == bits(noise(1 << 20))
     assert (state["list"], state["epoch"]) == ([1], 1)
@@ -277,7 +277,7 @@ def test_a_state_that_does_not_fit_is_reported_where_and_nothing_else_is_tried(k
     misfit, words = MISFITS[kind]
     client = join()
     for step in range(2):
-        client.save({"w": torch.ones(2), "step": step}, step).wait("durable", 20)
+        client.save({"w": torch.ones(2), "step": step}, step).wait("durable", 60)
     state = {"step": 5} | misfit
     with pytest.raises(MismatchError) as caught:
         client.load(state)
@@ -291,7 +291,7 @@ def test_a_state_that_does_not_fit_is_reported_where_and_nothing_else_is_tried(k
 
 def test_the_first_differences_are_listed_and_the_others_counted(join):
     client = join()
-    client.save({f"w{i}": torch.ones(i) for i in range(20)}, 0).wait("durable", 20)
+    client.save({f"w{i}": torch.ones(i) for i in range(20)}, 0).wait("durable", 60)
     with pytest.raises(MismatchError) as caught:
         client.load({f"w{i}": torch.ones(i + 1) for i in range(20)})
     assert str(caught.value).count("in the checkpoint") == 8
@@ -321,7 +321,7 @@ def test_older_steps_can_be_loaded_and_saved_again(join):
     assert (restored.step, restored.tier) == (2, "pfs")
     assert state["w"].tolist() == [2.0] * 4
     assert client.save({"w": torch.full((4,), 33.0)}, 3).step == 3
-    client.wait("durable", 20)
+    client.wait("durable", 60)
     assert client.load(state).step == 3
     assert state["w"].tolist() == [33.0] * 4
     with pytest.raises(ckptd_client.RestoreError, match="no checkpoint of step 17"):
@@ -331,9 +331,9 @@ def test_older_steps_can_be_loaded_and_saved_again(join):
 def test_a_step_saved_again_after_a_load_is_drained_as_any_other(join):
     client = join(drain_every=1)
     for step in range(2):
-        client.save({"w": torch.zeros(4)}, step).wait("durable", 20)
+        client.save({"w": torch.zeros(4)}, step).wait("durable", 60)
     client.load({"w": torch.zeros(4)}, step=0)
-    client.save({"w": torch.zeros(4)}, 1).wait("durable", 20)
+    client.save({"w": torch.zeros(4)}, 1).wait("durable", 60)
 
 
 def test_restored_and_stats_count(join):
@@ -357,7 +357,7 @@ def test_saves_without_a_step_count_up_also_after_a_load(join):
     assert [client.save(state).step for _ in range(3)] == [0, 1, 2]
     assert client.save(state, 10).step == 10
     assert client.save(state).step == 11
-    client.wait("durable", 20)
+    client.wait("durable", 60)
     client.load(state)
     assert client.save(state).step == 12
 
@@ -371,16 +371,16 @@ def test_a_cadence_keeps_what_is_not_due_and_wait_forces_the_newest(join):
     assert [str(handle.end) for handle in handles] == ["durable", "kept", "kept"] * 2
     assert [str(handle.milestone) for handle in handles] == ["durable", "staged", "staged"] * 2
     with pytest.raises(SaveFailedError, match="step 5 will not become durable: it ended as 'kept'"):
-        handles[5].wait("durable", 10)
+        handles[5].wait("durable", 60)
     assert client.wait("durable") is handles[5]
     assert (handles[5].end, handles[4].end) == ("durable", "kept")
-    assert client.save({"w": torch.zeros(4)}, 7, drain=True).wait("durable", 10).end == "durable"
+    assert client.save({"w": torch.zeros(4)}, 7, drain=True).wait("durable", 60).end == "durable"
 
 
 def test_protected_is_reached_with_durable_on_a_lone_node(join):
     client = join()
     handle = client.save({"w": torch.zeros(4)}, 0)
-    assert client.wait("protected", 10) is handle
+    assert client.wait("protected", 60) is handle
     assert handle.stall_s > 0
 
 
@@ -391,7 +391,7 @@ def test_a_drain_that_is_late_is_superseded_and_says_so(tmp_path, join):
         state = {"w": noise(2 << 20)}
         handles = [client.save(state, step).wait("staged") for step in range(3)]
         with pytest.raises(SaveFailedError, match=r"step 1 will not become durable: it ended as 'superseded' .*step 2"):
-            handles[1].wait("durable", 20)
+            handles[1].wait("durable", 60)
         with pytest.raises(WaitTimeoutError, match=r"step 2 is staged after 0.01 s"):
             handles[2].wait("durable", 0.01)
         assert handles[2].wait("durable", 20).end == "durable"
@@ -403,7 +403,7 @@ def test_retention_leaves_the_newest(tmp_path, join):
         node.start("--keep-last", "2")
         with join("kept", on=node) as client:
             for step in (5, 6, 3, 9):
-                client.save({"w": torch.full((4,), float(step))}, step).wait("durable", 20)
+                client.save({"w": torch.full((4,), float(step))}, step).wait("durable", 60)
             folder = tmp_path / "kept"
             wait_for(lambda: client.steps() == [3, 9])
         assert visible(folder) == ["step-000000003.i0001", "step-000000009.i0001"]
@@ -419,10 +419,10 @@ def test_retention_keeps_what_is_pinned_and_every_so_many_steps(tmp_path, join):
         node.start("--keep-last", "1", "--keep-every", "10")
         with join("kept", on=node) as client:
             for step in (3, 10, 11):
-                client.save({"w": torch.full((4,), float(step))}, step).wait("durable", 20)
+                client.save({"w": torch.full((4,), float(step))}, step).wait("durable", 60)
                 if step == 3:
                     node.complete(sys.executable, "-m", "ckptd", "pin", str(tmp_path / "kept" / "latest"), timeout_s=60)
-            client.save({"w": torch.full((4,), 12.0)}, 12).wait("durable", 20)
+            client.save({"w": torch.full((4,), 12.0)}, 12).wait("durable", 60)
             wait_for(lambda: client.steps() == [3, 10, 12])
         assert "could not remove" not in node.log_text()
 
@@ -438,7 +438,7 @@ def image_path(node, job, handle, rank=0):
 @pytest.mark.parametrize("make", [nested, shapes, dtypes, training], ids=lambda make: make.__name__)
 def test_stock_safetensors_reads_what_was_drained(make, join, node, job):
     client = join()
-    handle = client.save(make(3), 1).wait("durable", 20)
+    handle = client.save(make(3), 1).wait("durable", 60)
     expected = dict(leaves_of(make(3)))
     with safe_open(image_path(node, job, handle), "pt") as file:
         names = tensor_names(file)
@@ -493,7 +493,7 @@ def test_prepare_costs_nothing_twice_and_the_first_save_needs_no_plan(join):
     client.prepare(state)
     client.prepare(state)
     assert client.stats().plans == 1
-    client.save(state, 0).wait("durable", 20)
+    client.save(state, 0).wait("durable", 60)
     assert client.stats().plans == 1
 
 

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(60)
 def client(join):
     """Of the run that goes on. Its checkpoint of the step is committed."""
     client = join()
-    client.save({"w": torch.arange(5.0)}, STEP, drain=True).wait("durable", 20)
+    client.save({"w": torch.arange(5.0)}, STEP, drain=True).wait("durable", 60)
     return client
 
 
@@ -85,14 +85,14 @@ def test_a_draft_of_the_lost_run_does_not_appear_by_anothers_commit(client, run)
     draft = draft_of(str(run / "last.ckpt"), handle.save_id)
     prepare(draft, lost(client, STEP + 1), {"meta.pt": b""})
     publish(client, handle.save_id, draft)
-    handle.wait("durable", 20)
+    handle.wait("durable", 60)
     publish(client, handle.save_id, draft)
     assert not (run / "last.ckpt").exists()
 
 
 def test_a_step_of_that_number_in_memory_keeps_nothing_of_the_lost_run(client, run):
     """Nor does one of an earlier life of this run."""
-    client.save({"w": torch.arange(5.0)}, STEP + 1).wait("staged", 20)
+    client.save({"w": torch.arange(5.0)}, STEP + 1).wait("staged", 60)
     announced(run, "a.ckpt", lost(client, STEP + 1))
     earlier = replace(mine(client, STEP + 1), incarnation=client.incarnation - 1)
     announced(run, "b.ckpt", Origin.of(staging_of(client).job, earlier))

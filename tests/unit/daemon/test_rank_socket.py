@@ -44,7 +44,7 @@ def receive(server, count=1):
         incoming.extend(server.receive())
         return len(incoming) >= count
 
-    wait_for(enough, 5)
+    wait_for(enough)
     return incoming
 
 
@@ -70,7 +70,7 @@ def test_nonsense_is_refused_counted_and_answered(server, peer):
 def test_one_round_takes_no_more_than_its_share(server, peer):
     for seq in range(300):
         peer.send(encode(AskStatus(seq=seq)))
-    wait_for(lambda: server.pollable.poll(10), 5)
+    wait_for(lambda: server.pollable.poll(10))
     time.sleep(0.2)
     assert 0 < len(server.receive(most=100)) <= 100
     assert len(receive(server, 200)) == 200

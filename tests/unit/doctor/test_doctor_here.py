@@ -20,6 +20,7 @@ from ckptd.peers.keys import make_keys, write_keys
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Rendezvous
 from tests.cluster import ROOT, Node, wait_for
+from tests.standstill import stop
 from tests.unit.daemon.test_rank_gateway import Rank
 from tests.unit.peers.test_daemon import ask_node
 
@@ -231,7 +232,7 @@ def test_a_peer_that_speaks_another_protocol_and_one_that_is_gone(pair, tmp_path
 def test_a_daemon_that_hangs_is_found_and_costs_seconds(pair):
     one, _ = pair
     one.start(CKPTD_NODE="n1")
-    one.daemon.send_signal(signal.SIGSTOP)
+    stop(one.daemon.pid)
     try:
         began = time.monotonic()
         code, found = doctor(CKPTD_ARENA=one.arena)

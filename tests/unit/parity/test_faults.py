@@ -32,6 +32,7 @@ from tests import pythons
 from tests.cluster import ROOT
 from tests.nodes import EPOCH, KEY, SAVE, SECRET, content, noise, start_set
 from tests.runs import RUN
+from tests.standstill import stop
 
 SIZE = 2 * BLOCK_NBYTES + 12_345  # of each of three columns: chunks with whole blocks and parts of some
 
@@ -451,7 +452,7 @@ def test_a_rebuild_cut_anywhere_leaves_a_whole_slot_or_none(directory, processes
 
 def test_a_stopped_peer_does_not_hang_an_encode(directory, nodes, processes):
     peer = processes(7)
-    peer.process.send_signal(signal.SIGSTOP)
+    stop(peer.process.pid)
     nodes.timeout_s = 1.0
     nodes.relays["n1"] = Address("127.0.0.1", peer.port, "link", SECRET)
     start = time.monotonic()

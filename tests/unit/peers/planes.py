@@ -77,7 +77,7 @@ class World:
             self.heard[node] += plane.receive()
             self.heard[node] += plane.tick()
 
-    def until(self, what, timeout_s=10.0):
+    def until(self, what, timeout_s=60.0):
         deadline = time.monotonic() + timeout_s
         while not what():
             assert time.monotonic() < deadline, (self.heard, {n: p.problems() for n, p in self.planes.items()})

@@ -25,6 +25,7 @@ from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.topology import Peer, Topology
 from tests.links import give_up
 from tests.runs import RUN
+from tests.standstill import stop
 from tests.unit.peers.planes import JOB, OTHER, TIMEOUT_S, Apart, World, a_plane, staged
 
 NUMBERS = itertools.count(1_000_000, 2)  # of messages, unlike any that a test counts itself
@@ -100,7 +101,7 @@ def test_one_that_meets_later_than_the_other_is_let_in(world):
     world.spend(0.5)
     assert world.heard == {"a": [], "b": []}
     b.meet(JOB, [a.peer])
-    world.until(lambda: world.ups("a") and world.ups("b"), 1.5)
+    world.until(lambda: world.ups("a") and world.ups("b"))
     exchange(world)
 
 
@@ -212,7 +213,7 @@ def test_a_restart_with_the_same_arena_is_fresh_at_the_same_port(pair):
     b = pair.start("b")
     assert b.peer == before
     b.meet(JOB, [pair.planes["a"].peer])
-    pair.until(lambda: len(pair.ups("a")) == 2 and pair.ups("b"), 5.0)
+    pair.until(lambda: len(pair.ups("a")) == 2 and pair.ups("b"))
     assert pair.ups("a") == [True, True]
     exchange(pair)
 
@@ -224,7 +225,7 @@ def test_a_restart_faster_than_the_timeout_is_up_again_and_never_down(world):
     world.until(lambda: world.ups("a") and world.ups("b"))
     world.stop("b")
     world.start("b", timeout_s=10.0).meet(JOB, [world.planes["a"].peer])
-    world.until(lambda: len(world.ups("a")) == 2 and world.ups("b"), 5.0)
+    world.until(lambda: len(world.ups("a")) == 2 and world.ups("b"))
     assert world.of("a", ev.PeerDown) == []
     exchange(world)
 
@@ -247,7 +248,7 @@ def test_a_restart_at_another_port_is_found(pair):
         b = pair.start("b")
         assert b.peer.endpoint != port
         b.meet(JOB, [pair.planes["a"].peer])
-        pair.until(lambda: len(pair.ups("a")) == 2 and pair.ups("b"), 5.0)
+        pair.until(lambda: len(pair.ups("a")) == 2 and pair.ups("b"))
         exchange(pair)
     finally:
         taken.close(0)
@@ -265,7 +266,7 @@ def test_an_arena_lost_is_another_peer_once_a_rank_names_it(pair):
     assert "key" in "".join(pair.planes["a"].problems())
     assert any(b.peer.key in line and "was refused" in line for line in pair.planes["a"].problems())
     pair.planes["a"].meet(JOB, [b.peer])
-    pair.until(lambda: len(pair.ups("a")) == 2 and pair.ups("b"), 5.0)
+    pair.until(lambda: len(pair.ups("a")) == 2 and pair.ups("b"))
     assert pair.ups("a") == [True, True]
     exchange(pair)
     pair.spend(0.1)
@@ -281,13 +282,13 @@ def test_a_process_that_is_stopped_is_down_and_up_again(world):
         for number in range(500):
             a.send(JOB, "b", staged("a", number))
         world.until(lambda: world.counters("a") == list(range(500)))
-        os.kill(apart.process.pid, signal.SIGSTOP)
+        stop(apart.process.pid)
         started = time.monotonic()
         world.until(lambda: world.of("a", ev.PeerDown))
         assert 0.5 * TIMEOUT_S < time.monotonic() - started < 3 * TIMEOUT_S
         assert not a.send(JOB, "b", staged("a", 1))
         os.kill(apart.process.pid, signal.SIGCONT)
-        world.until(lambda: len(world.ups("a")) == 2, 15.0)
+        world.until(lambda: len(world.ups("a")) == 2)
         assert world.ups("a") == [True, False]
         assert a.send(JOB, "b", staged("a", 1000))
         world.until(lambda: world.counters("a")[-1] == 1000)
@@ -304,7 +305,7 @@ def test_a_process_that_is_killed_and_started_again(world):
         world.until(lambda: world.ups("a"))
         apart.kill()
         apart = Apart(world.base / "b", "b", a.peer, timeout_s=TIMEOUT_S)
-        world.until(lambda: len(world.ups("a")) == 2, 15.0)
+        world.until(lambda: len(world.ups("a")) == 2)
         assert world.ups("a") == [True, True]
         a.send(JOB, "b", staged("a", 3))
         world.until(lambda: world.counters("a") == [3])
@@ -384,10 +385,10 @@ def test_a_wrong_server_key_is_seen_and_reported(world):
     b.meet(JOB, [a.peer])
     a.meet(JOB, [msgspec.structs.replace(b.peer, key=make_keys().public)])
     named = "another key than the ranks named"
-    world.until(lambda: any("node b" in line and named in line for line in a.problems()), 20.0)
+    world.until(lambda: any("node b" in line and named in line for line in a.problems()))
     assert world.heard == {"a": [], "b": []}
     a.meet(JOB, [b.peer])
-    world.until(lambda: world.ups("a") and world.ups("b"), 5.0)
+    world.until(lambda: world.ups("a") and world.ups("b"))
     assert a.problems() == []
 
 

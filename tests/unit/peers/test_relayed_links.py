@@ -139,7 +139,7 @@ def test_a_leader_that_is_stopped_for_a_while_has_its_members_again(over):
     over.until(lambda: direct(over))
     exchange(over, 2)
     over.planes |= stopped
-    over.until(lambda: relayed(over), 20.0)
+    over.until(lambda: relayed(over))
     exchange(over, 3)
     assert [pair for pair in downs(over) if "leader" not in pair] == []
 
@@ -171,7 +171,7 @@ def test_a_leader_that_comes_back_as_another_process_leads_again(over):
     over.until(lambda: direct(over))
     over.start("leader")
     begin(over)
-    over.until(lambda: relayed(over), 20.0)
+    over.until(lambda: relayed(over))
     exchange(over, 2)
     assert [pair for pair in downs(over) if "leader" not in pair] == []
 
@@ -191,7 +191,7 @@ def test_what_has_arrived_and_waits_is_no_silence(over, monkeypatch):
     over.spend(1.3 * PATIENCE_S)
     assert {by(over, "chief", node) for node in MEMBERS} == {"leader"}
     monkeypatch.undo()
-    over.until(lambda: relayed(over), 20.0)
+    over.until(lambda: relayed(over))
     exchange(over, 2)
     assert downs(over) == []
 
@@ -241,7 +241,7 @@ def test_a_coordinator_that_is_started_again_is_met_directly_and_then_by_the_lea
     over.start("chief")
     over.heard["chief"] = []
     begin(over)
-    over.until(lambda: relayed(over), 20.0)
+    over.until(lambda: relayed(over))
     exchange(over, 2)
     assert [over.ups(node, of="chief")[-1] for node in MEMBERS] == [True, True]
 
@@ -251,7 +251,7 @@ def test_a_member_that_is_started_again_is_met_directly_and_then_by_the_leader(o
     over.spend(0.5)
     over.start("m1")
     begin(over)
-    over.until(lambda: relayed(over), 20.0)
+    over.until(lambda: relayed(over))
     exchange(over, 2)
     assert over.ups("chief", of="m1") == [True, True]
     assert over.ups("chief", of="m2") == [True]
@@ -276,7 +276,7 @@ def test_a_long_turn_of_the_coordinator_costs_no_link(over):
     over.planes |= stopped
     over.spend(0.5)
     assert downs(over) == []
-    over.until(lambda: relayed(over), 20.0)
+    over.until(lambda: relayed(over))
     exchange(over, 2)
 
 
@@ -289,7 +289,7 @@ def test_a_long_turn_of_the_leader_costs_no_link(over):
     leader.turn_ends()
     assert direct(over), "the leader's thread sends signs of its own life, and passes nothing on"
     over.planes |= stopped
-    over.until(lambda: relayed(over), 20.0)
+    over.until(lambda: relayed(over))
     exchange(over, 2)
     assert downs(over) == []
 
@@ -563,4 +563,4 @@ def test_what_a_coordinator_says_last_reaches_members_though_their_leader_forget
     chief.forget(JOB)
     chief.turn_ends()
     over.planes |= in_its_turn
-    over.until(all_have_received, 3.0)
+    over.until(all_have_received)

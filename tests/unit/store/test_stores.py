@@ -8,7 +8,6 @@ import socket
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -25,6 +24,7 @@ from ckptd.system.niceness import Niceness
 from tests.cluster import wait_for
 from tests.runs import COMMITTER, RUN, SET, give_id
 from tests.slots import make_vote, write_slot
+from tests.standstill import stop
 
 LONG_S = 60.0
 
@@ -55,7 +55,7 @@ class Answers(list):
     def ask(self, make=lambda i: Probe(id=i), **words):
         self.stores.ask(self.store, make, self.append, **words)
 
-    def turn(self, count, timeout_s=20.0):
+    def turn(self, count, timeout_s=60.0):
         """The daemon's loop, until so many answers are there."""
         deadline = time.monotonic() + timeout_s
         while len(self) < count:
@@ -104,7 +104,7 @@ def test_a_worker_that_is_killed_fails_what_it_had_and_a_new_one_takes_over(make
     answers.ask()
     answers.turn(1)
     old = pid(stores)
-    os.kill(old, signal.SIGSTOP)
+    stop(old)
     for _ in range(3):
         answers.ask()
     os.kill(old, signal.SIGKILL)
@@ -123,7 +123,7 @@ def test_patience_ends_one_request_and_its_late_answer_is_ignored(make, tmp_path
     answers = Answers(stores, tmp_path)
     answers.ask()
     answers.turn(1)
-    os.kill(pid(stores), signal.SIGSTOP)
+    stop(pid(stores))
     answers.ask(patience_s=0.2)
     answers.ask()
     answers.turn(2)
@@ -140,9 +140,7 @@ def test_a_worker_that_says_nothing_is_taken_for_hung(make, tmp_path):
     answers.ask()
     answers.turn(1)
     stores._hang_s = 2.0  # not before it runs: starting takes its time
-    os.kill(pid(stores), signal.SIGSTOP)
-    threads = list(Path(f"/proc/{pid(stores)}/task").iterdir())
-    wait_for(lambda: {t.joinpath("stat").read_text().rpartition(")")[2].split()[0] for t in threads} == {"T"})
+    stop(pid(stores))
     began = time.monotonic()
     answers.ask()
     answers.ask()

@@ -108,7 +108,7 @@ def test_a_real_daemon_that_refuses_its_settings_is_quoted(empty, monkeypatch):
 
 def test_nothing_of_the_starter_stays_and_the_daemon_outlives_it(empty):
     with connect(empty) as client:
-        client.save({"a": 1}).wait("durable", 20)
+        client.save({"a": 1}).wait("durable", 60)
         pid = empty.status().pid
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
             parent = int(file.read().rsplit(")", 1)[1].split()[1])

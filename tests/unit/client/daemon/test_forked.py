@@ -90,11 +90,11 @@ def waiting(client):
 @pytest.fixture(name="saved")
 def fixture_saved(join):
     client, state = join(), {"w": torch.arange(1000.0)}
-    return client, client.save(state, 1).wait("staged", 20), state
+    return client, client.save(state, 1).wait("staged", 60), state
 
 
 def assert_goes_on(client, state, step):
-    assert client.save(state, step).wait("durable", 20).end == "durable"
+    assert client.save(state, step).wait("durable", 60).end == "durable"
     back = {"w": torch.zeros(1000)}
     assert client.load(back).step == step
     assert torch.equal(back["w"], state["w"])
@@ -160,7 +160,7 @@ def test_a_child_may_be_a_job_of_its_own(saved, node, job):
 
     def own():
         with ckptd_client.connect(f"{job[:50]}-child", store=node.store, arena=node.arena, start=False) as mine:
-            return mine.save(state, 7).wait("durable", 20).end
+            return mine.save(state, 7).wait("durable", 60).end
 
     assert "durable" in in_child(own)
     assert_goes_on(client, state, 2)
@@ -194,7 +194,7 @@ for epoch in range(3):
         model(batch).sum().backward()
         optimizer.step()
         client.save({"model": model, "optimizer": optimizer})
-client.save({"model": model, "optimizer": optimizer}, drain=True).wait("durable", 20)
+client.save({"model": model, "optimizer": optimizer}, drain=True).wait("durable", 60)
 client.close()
 print("done")
 """

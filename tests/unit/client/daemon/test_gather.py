@@ -145,7 +145,7 @@ import ckptd_client
 folder, rank = sys.argv[1], int(sys.argv[2])
 torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 with ckptd_client.connect("pair", start=False, drain_every=100, redundancy="xor") as client:
-    client.save({"w": torch.full((4,), float(rank))}, 0).wait("staged", 30)
+    client.save({"w": torch.full((4,), float(rank))}, 0).wait("staged", 60)
     print("staged", flush=True)
     sys.stdin.readline()
 os._exit(0)
@@ -240,17 +240,17 @@ def attachments(node):
 def test_protected_is_out_of_reach_at_once_where_nothing_protects_and_no_drain_is_due(join):
     client = join(drain_every=10, redundancy="xor")
     drained, kept = client.save({"w": torch.zeros(4)}, 0), client.save({"w": torch.zeros(4)}, 1)
-    assert drained.wait("protected", 20).milestone == "durable"
+    assert drained.wait("protected", 60).milestone == "durable"
     for wait in (kept.wait, client.wait):
         with pytest.raises(SaveFailedError, match="all ranks of the job run on one node") as caught:
             wait("protected", 20)
         assert "client.wait('durable')" in caught.value.hint
-    assert client.wait("durable", 20) is kept
-    assert kept.wait("protected", 20).milestone == "durable"
+    assert client.wait("durable", 60) is kept
+    assert kept.wait("protected", 60).milestone == "durable"
 
 
 def test_none_is_said_to_be_the_reason(join):
     client = join(drain_every=10, redundancy="none")
-    client.save({"w": torch.zeros(4)}, 0).wait("durable", 20)
+    client.save({"w": torch.zeros(4)}, 0).wait("durable", 60)
     with pytest.raises(SaveFailedError, match="redundancy is none"):
-        client.save({"w": torch.zeros(4)}, 1).wait("protected", 20)
+        client.save({"w": torch.zeros(4)}, 1).wait("protected", 60)

@@ -46,7 +46,7 @@ with ckptd_client.connect(job, start=False) as client:
         state["drawn"].append(torch.rand(()).item())
         state["rng"].copy_(torch.get_rng_state())
         client.save(state)
-    newest = client.wait("durable", 30)
+    newest = client.wait("durable", 60)
     out = {
         "drawn": state["drawn"], "weights": [p.tolist() for p in model.parameters()], "end": newest.end,
         "restored": [restored.step, restored.tier, restored.notes] if restored else None, "plans": client.stats().plans,
@@ -159,7 +159,7 @@ def ranks(node, job, monkeypatch):
 
 
 def save_one(step):
-    return lambda link_up: link_up.save({"w": torch.full((3,), float(step))}, step).wait("durable", 20).end
+    return lambda link_up: link_up.save({"w": torch.full((3,), float(step))}, step).wait("durable", 60).end
 
 
 def load_one(step=None):
@@ -182,8 +182,8 @@ def test_a_job_of_another_size_goes_on(ranks):
 def test_tensors_that_another_rank_saved_are_read_from_memory(ranks):
     def swap(rank):
         def run(link_up):
-            link_up.save({f"of {rank}": torch.zeros(3)}, 0).wait("durable", 20)
-            assert link_up.save({f"of {rank}": torch.full((3,), rank + 1.0)}, 1).wait("staged", 20).end != "durable"
+            link_up.save({f"of {rank}": torch.zeros(3)}, 0).wait("durable", 60)
+            assert link_up.save({f"of {rank}": torch.full((3,), rank + 1.0)}, 1).wait("staged", 60).end != "durable"
             state = {"of 0": torch.zeros(3), "of 1": torch.zeros(3)}
             restored = link_up.load(state)
             return restored.step, restored.tier, restored.notes, state["of 0"].tolist(), state["of 1"].tolist()

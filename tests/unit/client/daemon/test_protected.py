@@ -38,10 +38,10 @@ def test_a_kept_save_is_waited_for_until_its_parity_is_made():
     client.will_hear(handle, STAGED)
     client.will_hear(handle, end=End.KEPT)
     client.will_hear(handle, PROTECTED)
-    assert handle.wait("protected", 5).milestone == "protected"
+    assert handle.wait("protected", 60).milestone == "protected"
     assert (handle.end, handle.reason) == ("kept", "news"), "that it is not drained is as true as before"
     with pytest.raises(SaveFailedError, match="ended as 'kept'") as caught:
-        handle.wait("durable", 5)
+        handle.wait("durable", 60)
     assert "drain_every" in caught.value.hint
 
 
@@ -61,11 +61,11 @@ def test_a_newer_staged_save_ends_the_hope_for_a_kept_one():
         client.will_hear(handle, STAGED)
         client.will_hear(handle, end=End.KEPT)
     with pytest.raises(SaveFailedError, match=r"step 2 \(.*\) was staged before it was protected"):
-        old.wait("protected", 5)
+        old.wait("protected", 60)
     client.will_hear(old, PROTECTED)
     client.will_hear(new, PROTECTED)
-    assert new.wait("protected", 5).reached(PROTECTED)
-    assert old.wait("protected", 5).reached(PROTECTED), "what is made all the same counts"
+    assert new.wait("protected", 60).reached(PROTECTED)
+    assert old.wait("protected", 60).reached(PROTECTED), "what is made all the same counts"
 
 
 @pytest.mark.parametrize("end", [End.SKIPPED, End.ABANDONED, End.FAILED, End.SUPERSEDED])
@@ -74,7 +74,7 @@ def test_other_ends_are_ends(end):
     handle = client.save(1)
     client.will_hear(handle, end=end)
     with pytest.raises(SaveFailedError, match=f"will not become protected: it ended as '{end}'"):
-        handle.wait("protected", 5)
+        handle.wait("protected", 60)
 
 
 def test_a_superseded_save_can_be_protected_and_stays_superseded():
@@ -92,10 +92,10 @@ def test_durable_is_protected_and_protected_is_not_durable():
     handle = client.save(1)
     client.will_hear(handle, STAGED)
     client.will_hear(handle, PROTECTED)
-    assert handle.wait("protected", 5).end is None
+    assert handle.wait("protected", 60).end is None
     client.will_hear(handle, DURABLE, End.DURABLE)
     client.will_hear(handle, PROTECTED)
-    assert handle.wait("durable", 5).wait("protected").milestone == "durable"
+    assert handle.wait("durable", 60).wait("protected").milestone == "durable"
     assert (handle.milestone, handle.end) == ("durable", "durable")
 
 
@@ -104,11 +104,11 @@ def test_without_a_scheme_a_drain_is_waited_for_and_nothing_else():
     due, kept = client.save(1), client.save(2)
     client.will_hear(due, STAGED)
     client.will_hear(due, DURABLE, End.DURABLE)
-    assert due.wait("protected", 5).milestone == "durable"
+    assert due.wait("protected", 60).milestone == "durable"
     client.will_hear(kept, STAGED)
     client.will_hear(kept, end=End.KEPT)
     with pytest.raises(SaveFailedError, match="nothing protects it: redundancy is none"):
-        kept.wait("protected", 5)
+        kept.wait("protected", 60)
 
 
 def test_a_save_given_up_here_that_the_daemon_protected_all_the_same_lives():
@@ -116,4 +116,4 @@ def test_a_save_given_up_here_that_the_daemon_protected_all_the_same_lives():
     handle = client.save(1)
     handle.fail(End.FAILED, "no answer in time")
     client.will_hear(handle, PROTECTED)
-    assert handle.wait("protected", 5).end is None
+    assert handle.wait("protected", 60).end is None

@@ -152,7 +152,7 @@ def test_a_step_that_is_none_is_refused_by_each_call_that_takes_one(step, join):
         with pytest.raises(UsageError, match="step must be an int from 0 to") as error:
             call()
         assert "an int such as 100" in error.value.hint, name
-    assert client.save(state, 1).wait("staged", 20).step == 1
+    assert client.save(state, 1).wait("staged", 60).step == 1
 
 
 @pytest.mark.parametrize("step", [np.int64(3), torch.tensor(3)], ids=repr)
@@ -200,7 +200,7 @@ def test_dcp_s_background_process_is_refused_at_the_call(staged, join, lone_grou
         writer = CkptdWriter(client, step=step)
         stager = {"async_stager": CkptdStager(writer)} if staged else {}
         dcp.async_save(state, storage_writer=writer, **stager).result(30)
-        writer.handle.wait("durable", 20)
+        writer.handle.wait("durable", 60)
 
 
 def test_dcp_s_background_process_serves_other_writers(tmp_path: Path, lone_group):

@@ -68,7 +68,7 @@ def forge(path):
 
 def saved(client, step=7):
     handle = client.save({"w": torch.arange(5.0)}, step, drain=True)
-    handle.wait("durable", 20)
+    handle.wait("durable", 60)
     return Origin.of(staging_of(client).job, handle.save_id)
 
 
@@ -161,7 +161,7 @@ class World:
         with self.join() as client:
             for step, name in enumerate(names):
                 handle = client.save_files({"file.pt": content}, step, directory=self.out / name, drain=True)
-                handle.wait("durable", 20)
+                handle.wait("durable", 60)
                 found.append(Origin.of(staging_of(client).job, handle.save_id).path)
             job = client.job
         assert self._emptied(job, self.node)

@@ -89,7 +89,7 @@ def test_a_place_appears_by_the_daemon_alone(training, folder):
 def test_one_save_appears_at_two_places(training, folder, durable):
     handle = training.save("best.ckpt", "last.ckpt")
     if durable:
-        handle.wait("durable", 20)
+        handle.wait("durable", 60)
         draft = draft_of(str(folder / "late.ckpt"), handle.save_id)
         training.places.expect_too(draft, {"meta.pt": b"late.ckpt"}, handle)
         wait_for((folder / "late.ckpt").exists)
@@ -107,7 +107,7 @@ def test_a_second_place_does_not_wait_for_a_store_that_hangs(join, folder, tmp_p
         node.start()
         training = Training(join(on=node), folder)
         handle = training.save("best.ckpt")
-        handle.wait("durable", 20)
+        handle.wait("durable", 60)
         fuse.hang()
         began = time.monotonic()
         training.places.expect_too(draft_of(str(folder / "last.ckpt"), handle.save_id), {"meta.pt": b"last"}, handle)
@@ -127,7 +127,7 @@ def test_a_place_that_does_not_appear_because_the_store_ended_is_a_note_in_the_s
         client = join(on=node)
         training = Training(client, folder)
         handle = training.save("best.ckpt")
-        handle.wait("durable", 20)
+        handle.wait("durable", 60)
         fuse.hang()
         training.places.expect_too(draft_of(str(folder / "last.ckpt"), handle.save_id), {"meta.pt": b"last"}, handle)
         text = f"{handle.save_id} is not published: {fuse.path} hangs"
@@ -159,9 +159,9 @@ def test_what_is_removed_goes_when_the_next_is_there(join, folder, tmp_path):
 
 
 def test_what_was_lost_keeps_what_was_to_go_before_it(training, folder, caplog):
-    training.save("1.ckpt").wait("durable", 20)
+    training.save("1.ckpt").wait("durable", 60)
     handle = training.save("2.ckpt", elements=6)
-    handle.wait("durable", 20)
+    handle.wait("durable", 60)
     handle._record.known_end, handle._record.reason = "failed", "for a test"
     training.places.remove(str(folder / "1.ckpt"))
     training.places.settle()
@@ -174,18 +174,18 @@ def test_what_a_killed_training_and_a_killed_daemon_left_appears(join, folder, t
     with Node(str(tmp_path)) as slow:
         slow.start(*SLOW)
         training = Training(join(on=slow), folder)
-        training.save("a.ckpt", "b.ckpt", elements=20_000).wait("staged", 20)
+        training.save("a.ckpt", "b.ckpt", elements=20_000).wait("staged", 60)
         slow.kill()
         training.client._link.close()
         slow.start()
-        assert wait_for(lambda: training.shown() == ["a.ckpt", "b.ckpt"], 30)
+        assert wait_for(lambda: training.shown() == ["a.ckpt", "b.ckpt"])
 
 
 def test_what_no_daemon_knows_any_more_the_next_run_finishes(join, folder, job):
     """As after the loss of a node between the commit and the publication."""
     client = join()
     handle = client.save({"w": torch.arange(5.0)}, 1, drain=True)
-    handle.wait("durable", 20)
+    handle.wait("durable", 60)
     draft = draft_of(str(folder / "a.ckpt"), handle.save_id)
     prepare(draft, Origin.of(staging_of(client).job, handle.save_id), {"meta.pt": b"meta"})
     half = folder / ".b.ckpt.ckptd-00000001"
@@ -203,14 +203,14 @@ def test_nothing_is_removed_for_a_durable_save_whose_place_cannot_appear(join, f
     with Node(str(tmp_path)) as slow:
         slow.start(*SLOW)
         training = Training(join(on=slow), folder)
-        training.save("a.ckpt").wait("durable", 20)
-        assert wait_for(lambda: training.shown() == ["a.ckpt"], 30)
+        training.save("a.ckpt").wait("durable", 60)
+        assert wait_for(lambda: training.shown() == ["a.ckpt"])
         handle = training.save("b.ckpt", elements=20_000)
         (draft,) = folder.glob(".b.ckpt.ckptd-*")
         (draft / MARKER).unlink()
         (draft / MARKER).mkdir()
         training.places.remove(str(folder / "a.ckpt"))
-        handle.wait("durable", 30)
+        handle.wait("durable", 60)
         training.places.remove(str(folder / "none.ckpt"))
         training.places.still()
         assert "a.ckpt" in training.shown()
@@ -222,12 +222,12 @@ def test_a_place_that_can_never_appear_keeps_its_own_checkpoint_and_no_other(joi
     saves = [client.save({"w": torch.arange(5.0)}, 1, drain=True)]
     draft = draft_of(str(folder / "a.ckpt"), saves[0].save_id)
     prepare(draft, Origin.of(staging_of(client).job, saves[0].save_id), {})
-    saves[0].wait("durable", 20)
+    saves[0].wait("durable", 60)
     with pytest.raises(CkptdError, match=r"has no \.metadata"):
         publish(client, saves[0].save_id, draft)
     for step in range(2, 7):
         saves.append(client.save({"w": torch.arange(5.0)}, step, drain=True))
-        saves[-1].wait("durable", 20)
+        saves[-1].wait("durable", 60)
     names = [save.save_id.dirname for save in saves]
     job = os.path.join(node.store, client.job)
     wait_for(lambda: not {*names[1:3]} & {*os.listdir(job)})
@@ -235,7 +235,7 @@ def test_a_place_that_can_never_appear_keeps_its_own_checkpoint_and_no_other(joi
     text = f"to give that place up: rm -r {draft.path}: it stays until it is"
     wait_for(lambda: any(text in error for error in node.job(client.job).errors))
     discard(draft.path)
-    client.save({"w": torch.arange(5.0)}, 7, drain=True).wait("durable", 20)
+    client.save({"w": torch.arange(5.0)}, 7, drain=True).wait("durable", 60)
     wait_for(lambda: names[0] not in os.listdir(job))
 
 
@@ -258,7 +258,7 @@ def test_what_names_a_checkpoint_of_another_store_gets_none_of_its_files(join, f
 def test_what_cannot_be_published_is_an_error_that_says_why(join, folder):
     client = join()
     handle = client.save({"w": torch.arange(5.0)}, 1, drain=True)
-    handle.wait("durable", 20)
+    handle.wait("durable", 60)
     origin = Origin.of(staging_of(client).job, handle.save_id)
     os.unlink(os.path.join(origin.path, "r00000-p00.safetensors"))
     prepare_in_place(str(folder), origin, synced=())

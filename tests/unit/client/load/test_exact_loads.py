@@ -37,7 +37,7 @@ def one_thread():
 def test_an_optimizers_state_comes_back_to_the_bit(kind, family, dtype, steps, join):
     saved = trained(family, kind, DTYPES[dtype], seed=1, steps=3)
     client = join()
-    client.save(saved, 1).wait("staged", 20)
+    client.save(saved, 1).wait("staged", 60)
     target = trained(family, kind, DTYPES[dtype], seed=2, steps=steps)
     client.load(target)
     assert not difference(target, saved)
@@ -46,7 +46,7 @@ def test_an_optimizers_state_comes_back_to_the_bit(kind, family, dtype, steps, j
 def test_an_optimizer_goes_on_alike_after_a_load(join):
     saved = trained("tied", "wide-moments", torch.bfloat16, seed=1, steps=3)
     client = join()
-    client.save(saved, 1).wait("staged", 20)
+    client.save(saved, 1).wait("staged", 60)
     target = trained("tied", "wide-moments", torch.bfloat16, seed=2, steps=0)
     client.load(target)
     for state in (saved, target):
@@ -89,7 +89,7 @@ def _copy(value):
 def test_an_optimizer_in_a_wrapper_comes_back_to_the_bit(steps, join):
     saved = Wrapper(trained("tied", "wide-moments", torch.bfloat16, seed=1, steps=3)["optimizer"])
     client = join()
-    client.save({"o": saved}, 1).wait("staged", 20)
+    client.save({"o": saved}, 1).wait("staged", 60)
     target = Wrapper(trained("tied", "wide-moments", torch.bfloat16, seed=2, steps=steps)["optimizer"])
     client.load({"o": target})
     assert not difference(target, saved)
@@ -135,7 +135,7 @@ class Keeper:
 )
 def test_what_an_object_makes_of_a_tensor_is_reported(change, fault, join):
     client = join()
-    client.save({"k": Keeper({"w": torch.ones(2, 2), "n": 1})}, 1).wait("staged", 20)
+    client.save({"k": Keeper({"w": torch.ones(2, 2), "n": 1})}, 1).wait("staged", 60)
     target = {"k": Keeper({"w": torch.zeros(2, 2), "n": 0}, change)}
     if fault is None:
         assert client.load(target).notes == []
@@ -159,7 +159,7 @@ def test_an_optimizer_that_changes_its_state_in_place_is_reported(join):
     optimizer = torch.optim.AdamW(saved.parameters())
     saved(torch.ones(3)).sum().backward()
     optimizer.step()
-    client.save({"o": optimizer}, 1).wait("staged", 20)
+    client.save({"o": optimizer}, 1).wait("staged", 60)
     with pytest.raises(MismatchError, match=r"\['exp_avg'\]: other values than were saved"):
         client.load({"o": Halving(nn.Linear(3, 3).parameters())})
 
@@ -168,7 +168,7 @@ def test_an_optimizer_that_changes_its_state_in_place_is_reported(join):
 def test_a_plain_value_that_was_saved_takes_the_place_of_a_tensor(value, join, node):
     """As of an early stop that has found its first best value since."""
     client = join()
-    client.save({"k": Keeper({"best": value, "w": torch.ones(2)})}, 1).wait("durable", 20)
+    client.save({"k": Keeper({"best": value, "w": torch.ones(2)})}, 1).wait("durable", 60)
     latest = os.path.join(node.store, client.job, "latest")
     for load in (client.load, lambda state: client.load_from(latest, state)):
         target = {"k": Keeper({"best": torch.tensor([7.0]), "w": torch.zeros(2)})}
@@ -179,14 +179,14 @@ def test_a_plain_value_that_was_saved_takes_the_place_of_a_tensor(value, join, n
 
 def test_a_tensor_that_nothing_was_saved_of_is_noted(join):
     client = join()
-    client.save({"k": Keeper({"w": torch.ones(2)})}, 1).wait("staged", 20)
+    client.save({"k": Keeper({"w": torch.ones(2)})}, 1).wait("staged", 60)
     target = {"k": Keeper({"w": torch.zeros(2)}, lambda state: state | {"bias": torch.zeros(1)})}
     assert client.load(target).notes == ["Keeper.load_state_dict was given nothing for state['k']: bias"]
 
 
 def test_load_from_takes_an_object_that_leaves_something_out_and_says_so(join, node):
     client = join()
-    client.save({"k": Keeper({"w": torch.ones(2), "head": torch.ones(3)})}, 1).wait("durable", 20)
+    client.save({"k": Keeper({"w": torch.ones(2), "head": torch.ones(3)})}, 1).wait("durable", 60)
     target = {"k": Keeper({"w": torch.zeros(2)}, lambda state: {"w": state["w"]})}
     found = client.load_from(os.path.join(node.store, client.job, "latest"), target)
     assert found.notes == ["Keeper.load_state_dict left out state['k']['head']"]
@@ -201,7 +201,7 @@ def test_a_rate_that_load_state_dict_resets_is_noted(join):
             self.param_groups[0]["lr"] = 0.5
 
     client = join()
-    client.save({"o": torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)}, 1).wait("staged", 20)
+    client.save({"o": torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)}, 1).wait("staged", 60)
     notes = client.load({"o": Reset([nn.Parameter(torch.ones(1))], lr=0.2)}).notes
     assert notes == ["Reset.load_state_dict set otherwise than saved state['o']['param_groups'][0]['lr']"]
 
@@ -209,7 +209,7 @@ def test_a_rate_that_load_state_dict_resets_is_noted(join):
 @pytest.mark.parametrize("make", [nn.ReLU, lambda: Keeper(3), lambda: Keeper([]), lambda: Keeper(torch.ones(2))])
 def test_an_object_whose_state_is_empty_or_one_value(make, join):
     client = join()
-    client.save({"k": make(), "w": torch.ones(2)}, 1).wait("staged", 20)
+    client.save({"k": make(), "w": torch.ones(2)}, 1).wait("staged", 60)
     target = {"k": make(), "w": torch.zeros(2)}
     client.load(target)
     assert not difference(target, {"k": make(), "w": torch.ones(2)})
@@ -222,7 +222,7 @@ def test_a_defaultdict_in_an_optimizers_state_comes_back_as_a_dict_of_the_same(j
     optimizer.step()
     optimizer.state[weight]["seen"] = defaultdict(list, {"a": [1, 2], "b": [3]})
     with join() as client:
-        client.save({"weight": weight.detach(), "optimizer": optimizer}).wait("staged", 20)
+        client.save({"weight": weight.detach(), "optimizer": optimizer}).wait("staged", 60)
         optimizer.state[weight]["seen"]["a"] = [0]
         restored = client.load({"weight": weight.detach(), "optimizer": optimizer})
     assert restored.notes == []

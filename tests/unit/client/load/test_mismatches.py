@@ -36,7 +36,7 @@ class Holder:
 @pytest.mark.parametrize("wrap", [lambda m: m, lambda m: m.state_dict(), Holder], ids=["module", "dict", "stateful"])
 def test_another_dtype_is_refused_by_every_route_and_nothing_is_converted(wrap, join, tmp_path):
     client = join()
-    client.save({"model": wrap(made())}, 1).wait("durable", 20)
+    client.save({"model": wrap(made())}, 1).wait("durable", 60)
     dcp.save({"model": wrap(made())}, checkpoint_id=tmp_path / "dcp")
     routes = [
         client.load,
@@ -75,7 +75,7 @@ def test_an_optimizer_that_ran_in_another_dtype(join):
 
 def test_a_mismatch_in_memory_names_step_and_job(join):
     client = join()
-    client.save({"w": torch.ones(2)}, 6010).wait("staged", 20)
+    client.save({"w": torch.ones(2)}, 6010).wait("staged", 60)
     with pytest.raises(MismatchError, match=f"step 6010 of job {client.job}, in memory") as caught:
         client.load({"w": torch.ones(3)})
     assert ".slot" not in str(caught.value)
@@ -159,7 +159,7 @@ WAYS = {
 @pytest.mark.parametrize("kind", [torch.optim.SGD, Verbatim, Hooked])
 def test_an_optimizer_of_another_kind_is_refused_each_time_and_left_as_it_was(kind, way, join, node):
     client = join()
-    client.save(trained_by(torch.optim.AdamW), 1).wait("durable", 20)
+    client.save(trained_by(torch.optim.AdamW), 1).wait("durable", 60)
     state = trained_by(kind, lr=0.1, momentum=0.9)
     weights, groups = _bits(state), copy.deepcopy(state["optimizer"].state_dict())
     for _ in range(2):  # the first load is no reason for the second one to pass
@@ -174,7 +174,7 @@ def test_an_optimizer_of_another_kind_is_refused_each_time_and_left_as_it_was(ki
 
 def test_an_optimizer_of_another_kind_inside_an_object_is_refused(join):
     client = join()
-    client.save({"trainer": Keeping(trained_by(torch.optim.AdamW)["optimizer"])}, 1).wait("staged", 20)
+    client.save({"trainer": Keeping(trained_by(torch.optim.AdamW)["optimizer"])}, 1).wait("staged", 60)
     state = trained_by(torch.optim.SGD, lr=0.1)
     for _ in range(2):
         with pytest.raises(MismatchError, match=r"state\['trainer'\]\['inner'\]: another kind .* it has no dampening"):
@@ -207,7 +207,7 @@ class Wrapping(Keeping):
 
 def test_an_optimizer_of_another_kind_that_an_object_wraps_is_refused_each_time(join):
     client = join()
-    client.save({"trainer": Wrapping(trained_by(torch.optim.AdamW)["optimizer"])}, 1).wait("staged", 20)
+    client.save({"trainer": Wrapping(trained_by(torch.optim.AdamW)["optimizer"])}, 1).wait("staged", 60)
     state = trained_by(torch.optim.SGD, lr=0.1)
     for _ in range(2):
         with pytest.raises(MismatchError, match=r"state\['trainer'\]: another kind .* it has no dampening"):
@@ -218,7 +218,7 @@ def test_an_optimizer_of_another_kind_that_an_object_wraps_is_refused_each_time(
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 def test_a_kind_whose_settings_are_all_there_is_taken(kind, join):
     client = join()
-    client.save(trained_by(torch.optim.AdamW), 1).wait("staged", 20)
+    client.save(trained_by(torch.optim.AdamW), 1).wait("staged", 60)
     state = trained_by(kind)
     assert client.load(state).step == 1
     _step(state["model"], state["optimizer"])
@@ -229,7 +229,7 @@ def test_a_setting_that_torch_adds_to_what_older_releases_saved_is_not_missed(jo
     for group in saved["optimizer"].param_groups:
         del group["nesterov"], group["foreach"], group["fused"]
     client = join()
-    client.save(saved, 1).wait("staged", 20)
+    client.save(saved, 1).wait("staged", 60)
     state = trained_by(torch.optim.SGD, lr=0.2)
     assert not client.load(state).notes
     _step(state["model"], state["optimizer"])

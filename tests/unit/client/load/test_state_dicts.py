@@ -31,7 +31,7 @@ def dicts(objects, **more):
 def test_plain_values_in_dicts_of_state_dict_are_named_with_what_to_pass(join, caplog):
     saved, target = training(1, 3), training(2, 1)
     client = join()
-    client.save(dicts(saved, epoch=3, best={"loss": 0.5}), 1).wait("staged", 20)
+    client.save(dicts(saved, epoch=3, best={"loss": 0.5}), 1).wait("staged", 60)
     state = dicts(target, epoch=0, best={"loss": 9.0})
     caplog.set_level(logging.WARNING, "ckptd_client")
     restored = client.load(state)
@@ -53,7 +53,7 @@ def test_plain_values_in_dicts_of_state_dict_are_named_with_what_to_pass(join, c
 def test_the_objects_themselves_need_no_note(join, caplog):
     saved, target = training(1, 3), training(2, 0)
     client = join()
-    client.save(saved | {"epoch": 3}, 1).wait("staged", 20)
+    client.save(saved | {"epoch": 3}, 1).wait("staged", 60)
     state = target | {"epoch": 0}
     restored = client.load(state)
     assert restored.notes == []
@@ -75,7 +75,7 @@ def test_the_objects_themselves_need_no_note(join, caplog):
 )
 def test_a_users_own_dicts_are_read_back_without_a_note(state, join):
     client = join()
-    client.save(state, 1).wait("staged", 20)
+    client.save(state, 1).wait("staged", 60)
     target = _zeroed(state)
     assert client.load(target).notes == []
     assert not difference(target, state)
@@ -90,7 +90,7 @@ def _zeroed(value):
 def test_dicts_that_have_the_saved_values_already_need_no_note(join):
     objects = training(1, 3)
     client = join()
-    client.save(dicts(objects), 1).wait("staged", 20)
+    client.save(dicts(objects), 1).wait("staged", 60)
     assert client.load(dicts(objects)).notes == []
 
 
@@ -105,7 +105,7 @@ def test_dicts_that_have_the_saved_values_already_need_no_note(join):
 )
 def test_dicts_that_are_known_by_what_they_hold(make, kind, join):
     client = join()
-    client.save({"it": make(1)}, 1).wait("staged", 20)
+    client.save({"it": make(1)}, 1).wait("staged", 60)
     [note] = client.load({"it": make(2)}).notes
     assert f"no {kind} sees" in note
 
@@ -123,7 +123,7 @@ def test_extra_state_of_a_module_is_seen_by_no_module(join):
     saved, target = Extra(2, 2), Extra(2, 2)
     saved.n = 5
     client = join()
-    client.save({"m": saved.state_dict()}, 1).wait("staged", 20)
+    client.save({"m": saved.state_dict()}, 1).wait("staged", 60)
     [note] = client.load({"m": target.state_dict()}).notes
     assert "no module sees" in note
     assert "_extra_state" in note
@@ -131,14 +131,14 @@ def test_extra_state_of_a_module_is_seen_by_no_module(join):
 
 def test_the_state_dict_of_a_fresh_optimizer_has_no_place_and_the_hint_says_what_has(join):
     client = join()
-    client.save(dicts(training(1, 3)), 1).wait("staged", 20)
+    client.save(dicts(training(1, 3)), 1).wait("staged", 60)
     with pytest.raises(MismatchError, match=r"hint: pass the optimizer itself, not its state_dict\(\)"):
         client.load(dicts(training(2, 0)))
 
 
 def test_load_from_says_it_too(join, node, caplog):
     client = join()
-    client.save(dicts(training(1, 3)), 1).wait("durable", 20)
+    client.save(dicts(training(1, 3)), 1).wait("durable", 60)
     state = dicts(training(2, 1))
     found = client.load_from(f"{node.store}/{client.job}/latest", state)
     assert found.state is state

@@ -50,7 +50,7 @@ def fixture_routes(join, tmp_path):
 
     def make(state):
         client = join()
-        client.save(state, 1).wait("durable", 20)
+        client.save(state, 1).wait("durable", 60)
         latest = os.path.join(client._link.job.store, client.job, "latest")
         ways = {
             "load": client.load,

@@ -107,7 +107,7 @@ KINDS = [(kind, dtype) for kind in MADE for dtype in DTYPES if (kind, dtype) != 
 def test_what_parameters_share_in_an_optimizer_is_one_tensor_again(kind, target, dtype, join):
     saved = trained(kind, dtype, seed=1, steps=3)
     client = join()
-    client.save(saved, 1).wait("staged", 20)
+    client.save(saved, 1).wait("staged", 60)
     other = trained(kind, dtype, seed=2, steps=0 if target == "fresh" else 2)
     client.load(untied(other) if target == "untied" else other)
     assert not difference(other, saved)
@@ -140,7 +140,7 @@ def test_what_cannot_be_made_one_again_is_an_error_that_names_the_keys(join):
     for weight in weights:
         weight.grad = torch.ones(2)
     saved.step()
-    client.save({"o": saved}, 1).wait("staged", 20)
+    client.save({"o": saved}, 1).wait("staged", 60)
     key = r"state\['o'\]\['state'\]\[1\]\['momentum'\]: another tensor than state\['o'\]\['state'\]\[0\]\['momentum'\]"
     with pytest.raises(MismatchError, match=rf"{key}, they were one"):
         client.load({"o": Stubborn([nn.Parameter(torch.ones(2)) for _ in range(2)])})
@@ -162,7 +162,7 @@ class Keeper:
 def test_any_object_without_tensors_of_its_own_is_given_one(join):
     client = join()
     one = torch.arange(5.0)
-    client.save({"k": Keeper({"a": one, "b": {"c": one}, "d": one.clone()})}, 1).wait("staged", 20)
+    client.save({"k": Keeper({"a": one, "b": {"c": one}, "d": one.clone()})}, 1).wait("staged", 60)
     target = Keeper({})
     client.load({"k": target})
     assert target.content["a"].data_ptr() == target.content["b"]["c"].data_ptr() != target.content["d"].data_ptr()
@@ -178,7 +178,7 @@ def test_state_that_is_the_weight_itself_is_so_again(join):
     weight = nn.Parameter(torch.arange(4.0))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
     optimizer.state[weight]["momentum_buffer"] = weight.data
-    client.save({"w": weight, "o": optimizer}, 1).wait("staged", 20)
+    client.save({"w": weight, "o": optimizer}, 1).wait("staged", 60)
     other = nn.Parameter(torch.zeros(4))
     target = torch.optim.SGD([other], lr=0.1, momentum=0.9)
     client.load({"w": other, "o": target})

@@ -21,7 +21,7 @@ def digested(path):
 @pytest.mark.parametrize("tier", [Tier.ARENA, Tier.PEER, Tier.REBUILT])
 def test_every_tier_but_the_store_reads_the_slot_it_is_pointed_to(tier, node, job, join):
     client = join()
-    handle = client.save({"w": torch.arange(5.0)}, 3).wait("durable", 20)
+    handle = client.save({"w": torch.arange(5.0)}, 3).wait("durable", 60)
     (path,) = wait_for(lambda: [p for p in node.slots() if f"/{job}-" in p and digested(p)])
     order = LoadFrom(reply_to=1, incarnation=9, run=RUN, save=handle.save_id, tier=tier, slot=os.path.basename(path))
     state = {"w": torch.zeros(5)}

@@ -60,7 +60,7 @@ def zeroed(state):
 def test_what_engines_copied_is_what_was_saved(join, engine):
     state = some_state()
     saving = join()
-    saving.save(state, 1).wait("staged", 20)
+    saving.save(state, 1).wait("staged", 60)
     assert engine.fetched >= sum(tensor.nbytes for tensor in state.values())
     assert engine.pageable == 0, "all of it went into pinned memory"
     back = zeroed(state)
@@ -101,7 +101,7 @@ def test_each_slot_is_registered_once_and_until_it_is_unmapped(join, engine):
     slots = saving._link.slots.count
     assert engine.registered == slots == len(engine.pinned)
     for step in range(2 * slots):
-        saving.save(state, step).wait("staged", 20)
+        saving.save(state, step).wait("staged", 60)
     assert engine.registered == slots
     saving.close()
     gc.collect()
@@ -110,9 +110,9 @@ def test_each_slot_is_registered_once_and_until_it_is_unmapped(join, engine):
 
 def test_larger_slots_take_the_place_of_registered_ones(join, engine):
     saving = join()
-    saving.save({"a": torch.zeros(10)}, 1).wait("staged", 20)
+    saving.save({"a": torch.zeros(10)}, 1).wait("staged", 60)
     before = dict(engine.pinned)
-    saving.save({"a": torch.zeros(8 << 20)}, 2).wait("staged", 20)
+    saving.save({"a": torch.zeros(8 << 20)}, 2).wait("staged", 60)
     gc.collect()
     assert engine.undone >= len(before)
     assert engine.registered - engine.undone == len(engine.pinned)
@@ -154,7 +154,7 @@ def test_where_nothing_can_be_pinned_saves_go_on_and_one_warning_says_what_to_do
     state, saving = some_state(), join()
     saving.prepare(state)
     for step in range(3):
-        saving.save(state, step).wait("staged", 20)
+        saving.save(state, step).wait("staged", 60)
     back = zeroed(state)
     saving.load(back)
     assert not difference(state, back)
@@ -210,7 +210,7 @@ def test_the_step_is_held_back_on_the_device_and_the_seal_comes_after_the_copy(p
     threading.Timer(0.2, engine.gate.set).start()
     loop.optimizer.step()
     assert engine.held_back == 1
-    handle.wait("staged", 20)
+    handle.wait("staged", 60)
     back = {"model": {name: torch.zeros_like(tensor) for name, tensor in expected.items()}}
     saving.load(back)
     assert not difference(expected, back["model"])
@@ -224,7 +224,7 @@ def test_a_write_before_the_step_is_found_out_though_the_copy_is_still_to_come(p
     threading.Timer(0.2, engine.gate.set).start()
     loop.step()
     with pytest.raises(SaveFailedError, match=r"0\.weight.*written between save and the optimizer's step"):
-        handle.wait("staged", 20)
+        handle.wait("staged", 60)
 
 
 def test_what_torch_does_not_count_is_seen_in_the_samples(pure, engine):
@@ -234,7 +234,7 @@ def test_what_torch_does_not_count_is_seen_in_the_samples(pure, engine):
     threading.Timer(0.2, engine.gate.set).start()
     loop.optimizer.step()
     with pytest.raises(SaveFailedError, match="written between save and the optimizer's step"):
-        handle.wait("staged", 20)
+        handle.wait("staged", 60)
 
 
 def test_the_optimizers_own_writes_are_no_finding(pure, engine):
@@ -243,7 +243,7 @@ def test_the_optimizers_own_writes_are_no_finding(pure, engine):
         handle = late_save(loop, saving, engine)
         threading.Timer(0.05, engine.gate.set).start()
         loop.step()
-        handle.wait("staged", 20)
+        handle.wait("staged", 60)
         engine.gate.clear()
 
 
@@ -255,7 +255,7 @@ def test_what_is_written_after_the_hook_is_no_finding_though_the_copy_is_still_t
     with torch.no_grad():
         loop.model[0].weight.add_(0)  # counts, and leaves the bytes as they are
     engine.gate.set()
-    handle.wait("staged", 20)
+    handle.wait("staged", 60)
 
 
 def test_an_engine_that_fails_costs_the_save_and_nothing_else(pure, engine):
@@ -264,10 +264,10 @@ def test_an_engine_that_fails_costs_the_save_and_nothing_else(pure, engine):
     engine.broken = RuntimeError("CUDA error: an illegal memory access")
     handle = late_save(loop, saving, engine)
     with pytest.raises(SaveFailedError, match="illegal memory access"):
-        handle.wait("staged", 20)
+        handle.wait("staged", 60)
     loop.step()
     engine.broken = None
-    late_save(loop, saving, engine).wait("staged", 20)
+    late_save(loop, saving, engine).wait("staged", 60)
 
 
 def test_the_whole_training_is_exact(trained, engine):
@@ -275,7 +275,7 @@ def test_the_whole_training_is_exact(trained, engine):
     engine.gate.set()
     for _ in range(10):
         expected = loop.snapshot()
-        saving.save(loop.state()).wait("staged", 20)
+        saving.save(loop.state()).wait("staged", 60)
         loop.step(micro=2)
     assert not difference(expected, restored(saving))
 
@@ -383,7 +383,7 @@ def test_an_optimizer_whose_step_was_captured_is_copied_at_once(pure, engine, mo
     loop.step()
     monkeypatch.undo()
     monkeypatch.setitem(copy_engines._engines, torch.device("cpu"), engine)
-    late_save(loop, saving, engine).wait("staged", 20)
+    late_save(loop, saving, engine).wait("staged", 60)
     assert "captured in a CUDA graph" in caplog.text
     assert not saving._saving.overlapping.running
 

@@ -49,7 +49,7 @@ while sum(name.startswith("tried-") for name in os.listdir(folder)) < world:
     time.sleep(0.02)
 for step in (1, 2):
     with ckptd_client.connect("job", start=False) as client:
-        client.save({"w": torch.ones(4)}, step).wait("durable", 30)
+        client.save({"w": torch.ones(4)}, step).wait("durable", 60)
 print(f"rank {rank} is good", flush=True)
 if dist.is_initialized():
     dist.destroy_process_group()

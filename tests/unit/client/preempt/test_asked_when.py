@@ -11,6 +11,7 @@ import pytest
 
 from ckptd_client import UsageError
 from tests.cluster import wait_for
+from tests.standstill import stop
 
 
 def boards(node, job):
@@ -35,7 +36,7 @@ def tellers():
 @contextlib.contextmanager
 def stopped(node):
     """A daemon that hangs."""
-    node.daemon.send_signal(signal.SIGSTOP)
+    stop(node.daemon.pid)
     try:
         yield
     finally:
@@ -52,7 +53,7 @@ def test_a_daemon_that_hangs_is_notified_by_one_thread_and_it_is_said_what_to_ty
 
     with stopped(node):
         signal.raise_signal(signal.SIGTERM)
-        wait_for(no_answer, 10)
+        wait_for(no_answer)
         until = time.monotonic() + 4
         while time.monotonic() < until:
             (text,) = no_answer()
@@ -60,8 +61,8 @@ def test_a_daemon_that_hangs_is_notified_by_one_thread_and_it_is_said_what_to_ty
             time.sleep(0.05)
     assert f"kill -KILL {node.daemon.pid}" in text
     assert "SIGTERM to rank 0" in text
-    wait_for(lambda: client.preempted(next(step)), 10)
-    wait_for(lambda: not tellers(), 10)
+    wait_for(lambda: client.preempted(next(step)))
+    wait_for(lambda: not tellers())
     assert any("has it now" in text for text in caplog.messages)
 
 

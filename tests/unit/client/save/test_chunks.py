@@ -206,7 +206,7 @@ def test_several_boxes_come_back_by_both_routes(make, as_rank, join, emptied, pl
     client = join()
     for step in (1, 2):  # the second by the plan of the first
         handle = client.save(state, step)
-        handle.wait("durable", 20)
+        handle.wait("durable", 60)
     assert client.stats().plans == 1
     directory = os.path.join(places[0], handle.save_id.dirname)
     files = sorted(name for name in os.listdir(directory) if name.endswith(".safetensors"))
@@ -242,7 +242,7 @@ def test_exports_join_the_boxes(join, places, as_rank, tmp_path):
     if PACKED is not None:
         state["packed"] = torch.arange(5, dtype=torch.uint8).view(PACKED)
     expected = torch.cat([local for _, local in pieces(state["cut"])], 1)
-    handle = join().save(state, 1).wait("durable", 20)
+    handle = join().save(state, 1).wait("durable", 60)
     source = os.path.join(places[0], handle.save_id.dirname)
     for form in ("torch", "safetensors", "dcp"):
         export(Order(source=source, out=str(tmp_path / form), format=form))
@@ -281,7 +281,7 @@ def test_a_plain_layout_has_no_archives_and_is_read_by_ckptd_and_safetensors(joi
     state = {"w": noise(5, seed=1), "cut": wrapped(3, mesh), "lr": 0.1}
     with join(layout="plain") as client:
         handle = client.save(state, 1)
-        handle.wait("durable", 20)
+        handle.wait("durable", 60)
     directory = os.path.join(places[0], handle.save_id.dirname)
     assert not {".metadata", "objects.pt"} & set(os.listdir(directory))
     assert verify_path(directory).ok

@@ -39,7 +39,7 @@ with ckptd_client.connect(sys.argv[1], start=False) as client:
     for i in range(8):
         expected = victim.large.detach().clone()
         state = victim.state if i % 2 else {"large": victim.large}  # plans in turn say nothing twice
-        client.save(state).wait("staged", 20)
+        client.save(state).wait("staged", 60)
         assert client.stats().last_late_nbytes == 0
         victim.optimizer.step()
         time.sleep(0.1)
@@ -88,7 +88,7 @@ def test_what_the_user_asked_for_is_in_force_and_in_the_status(verify, join, nod
     assert client.stats().late == {"proof": in_the_beginning()}.get(verify, verify)
     handle = client.save(victim.state)
     victim.optimizer.step()
-    handle.wait("staged", 20)
+    handle.wait("staged", 60)
     if verify == "off":
         assert client.stats().last_late_nbytes == 0
     if verify == "samples":
@@ -110,7 +110,7 @@ def test_a_forked_child_has_no_part_in_the_proof_and_takes_none_of_it(join):
         handle = client.save(victim.state)
         wait_for(lambda: not late_memory().busy)
         victim.optimizer.step()
-        handle.wait("staged", 20)
+        handle.wait("staged", 60)
         return client.stats().last_late_nbytes
 
     save()
@@ -132,7 +132,7 @@ def test_a_forked_child_has_no_part_in_the_proof_and_takes_none_of_it(join):
         os._exit(0)
     os.waitpid(child, 0)
     victim.optimizer.step()
-    handle.wait("staged", 20)
+    handle.wait("staged", 60)
     back = {"large": torch.zeros_like(expected), "small": torch.zeros(3)}
     client.load(back)
     assert torch.equal(back["large"], expected)
@@ -141,7 +141,7 @@ def test_a_forked_child_has_no_part_in_the_proof_and_takes_none_of_it(join):
 def test_a_forked_child_that_closes_its_parents_client_ends_at_once_and_the_parent_goes_on(join):
     victim, client = Victim(), join()
     client.attach(victim.optimizer)
-    client.save(victim.state).wait("staged", 20)
+    client.save(victim.state).wait("staged", 60)
     with late_memory()._lock:  # as a thread has it that puts memory together just now
         child = os.fork()
         if not child:
@@ -151,4 +151,4 @@ def test_a_forked_child_that_closes_its_parents_client_ends_at_once_and_the_pare
             os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     victim.optimizer.step()
-    client.save(victim.state).wait("staged", 20)
+    client.save(victim.state).wait("staged", 60)

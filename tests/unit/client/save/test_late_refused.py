@@ -18,7 +18,7 @@ def saved_early(client, victim, *, saves=8):
     """Saves while the optimizer writes between; asserts that nothing is late and the last one is what was saved."""
     for _ in range(saves):
         expected = victim.large.detach().clone()
-        client.save(victim.state).wait("staged", 20)
+        client.save(victim.state).wait("staged", 60)
         assert client.stats().last_late_nbytes == 0
         victim.optimizer.step()
         time.sleep(0.05)  # for the thread that would put it together

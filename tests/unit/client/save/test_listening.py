@@ -28,10 +28,10 @@ def test_a_thread_that_cannot_be_started_costs_no_save(join, monkeypatch):
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert client.save(state(), 1).wait("durable", 20).step == 1
+    assert client.save(state(), 1).wait("durable", 60).step == 1
     monkeypatch.undo()
-    client.save(state(), 2).wait("staged", 20)
-    wait_for(listeners, 5)
+    client.save(state(), 2).wait("staged", 60)
+    wait_for(listeners)
     assert client.stats().failed == 0
 
 
@@ -44,17 +44,17 @@ def test_what_a_look_meets_ends_it_not(join, monkeypatch):
         raise OSError("no descriptor is left")
 
     monkeypatch.setattr("ckptd_client._save.lost_daemon.LostDaemon.check", lambda _self, *args: fail(*args))
-    client.save(state(), 1).wait("durable", 20)
-    client.save(state(), 2).wait("staged", 20)  # in memory alone: it is listened for
-    wait_for(lambda: len(looks) > 3, 20)
+    client.save(state(), 1).wait("durable", 60)
+    client.save(state(), 2).wait("staged", 60)  # in memory alone: it is listened for
+    wait_for(lambda: len(looks) > 3)
     assert listeners()
 
 
 @pytest.mark.parametrize("timeout_s", [0, 0.0])
 def test_a_poll_asks_none(join, timeout_s):
     client = join(drain_every=1000)
-    client.save(state(), 1).wait("durable", 20)
-    handle = client.save(state(), 2).wait("staged", 20)
+    client.save(state(), 1).wait("durable", 60)
+    handle = client.save(state(), 2).wait("staged", 60)
     asked = []
     client._link.book.outlook.why_late = lambda *args: (asked.append(args), Cause())[1]
     with pytest.raises((WaitTimeoutError, SaveFailedError), match="step 2"):

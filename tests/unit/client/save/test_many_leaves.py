@@ -73,6 +73,6 @@ def test_a_plan_that_takes_long_is_not_what_the_timeout_is_for(join, monkeypatch
 
     monkeypatch.setattr(plans, "make_plan", slow)
     client = join(save_timeout_s=1)
-    client.save({"w": torch.ones(100)}).wait("staged", 20)
-    client.save({"w": torch.ones(100), "more": torch.ones(3)}).wait("staged", 20)
+    client.save({"w": torch.ones(100)}).wait("staged", 60)
+    client.save({"w": torch.ones(100), "more": torch.ones(3)}).wait("staged", 60)
     assert client.stats().plans == 2

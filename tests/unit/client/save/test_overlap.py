@@ -110,7 +110,7 @@ def test_the_step_waits_for_the_copy_and_what_was_saved_is_from_before_it(traine
     began = time.monotonic()
     loop.optimizer.step()
     assert 0.2 < time.monotonic() - began < 5
-    handle.wait("staged", 20)
+    handle.wait("staged", 60)
     assert handle.stall_s > 0.2  # the hook is part of it
     assert not difference(expected, restored(client))
 
@@ -118,7 +118,7 @@ def test_the_step_waits_for_the_copy_and_what_was_saved_is_from_before_it(traine
 def test_without_attach_nothing_is_late(join, held):
     loop, client = Loop(), join()
     loop.step()
-    client.save(loop.state()).wait("staged", 20)
+    client.save(loop.state()).wait("staged", 60)
 
 
 def test_the_save_becomes_staged_though_none_steps_or_asks(trained, let_go):
@@ -136,7 +136,7 @@ def test_a_step_that_raises_after_the_save_costs_nothing(trained, let_go):
     handle = client.save(loop.state())
     with pytest.raises(ZeroDivisionError):
         raise ZeroDivisionError
-    handle.wait("staged", 20)
+    handle.wait("staged", 60)
     assert not difference(expected, restored(client))
 
 
@@ -152,7 +152,7 @@ def test_saves_at_random_points_equal_synchronous_copies(trained, let_go):
         handle = client.save(loop.state())
         if chance.random() < 0.8:
             loop.step(micro=chance.randint(1, 3))
-        handle.wait("staged", 20)
+        handle.wait("staged", 60)
         assert not difference(expected, loaded(client, other))
 
 
@@ -162,7 +162,7 @@ def test_a_second_save_waits_for_the_first(trained, held):
     threading.Timer(0.3, held.set).start()
     expected = loop.snapshot()
     second = client.save(loop.state())
-    second.wait("staged", 20)
+    second.wait("staged", 60)
     assert first.save_id < second.save_id
     assert first.milestone is not None or str(first.end) == "superseded"
     assert not difference(expected, restored(client))
@@ -188,9 +188,9 @@ def test_a_copy_that_does_not_end_in_time_lets_the_step_go_and_fails_the_save(jo
     assert time.monotonic() - began < 3
     held.set()
     with pytest.raises(SaveFailedError, match="save_timeout_s"):
-        handle.wait("staged", 20)
+        handle.wait("staged", 60)
     expected = loop.snapshot()
-    client.save(loop.state()).wait("staged", 20)
+    client.save(loop.state()).wait("staged", 60)
     assert not difference(expected, restored(client))
 
 
@@ -254,7 +254,7 @@ def test_a_write_before_the_step_is_found_out(trained, held, write):
     loop.backward()
     loop.optimizer.step()
     with pytest.raises(SaveFailedError, match="was written"):
-        handle.wait("staged", 20)
+        handle.wait("staged", 60)
     # From now on such tensors are copied before save returns: the same write does no harm any more.
     for _ in range(20):  # each save finds out some: in the end all are known
         held.clear()
@@ -264,7 +264,7 @@ def test_a_write_before_the_step_is_found_out(trained, held, write):
         held.set()
         loop.optimizer.step()
         with contextlib.suppress(SaveFailedError):
-            handle.wait("staged", 20)
+            handle.wait("staged", 60)
             break
     assert not difference(expected, restored(client))
 
@@ -283,7 +283,7 @@ def test_a_write_to_a_dtensor_is_counted(join, held, lone_group):
     held.set()
     optimizer.step()
     with pytest.raises(SaveFailedError, match="was written"):
-        handle.wait("staged", 20)
+        handle.wait("staged", 60)
 
 
 def test_memory_that_parameters_in_the_state_are_given_is_no_part_of_the_save(trained, held):
@@ -297,7 +297,7 @@ def test_memory_that_parameters_in_the_state_are_given_is_no_part_of_the_save(tr
     held.set()
     loop.optimizer.step()
     assert kept
-    handle.wait("staged", 20)
+    handle.wait("staged", 60)
     client.load(state)
     assert not difference(expected, state["p"])
 
@@ -308,9 +308,9 @@ def test_a_larger_state_is_prepared_while_a_copy_runs(trained, held):
     threading.Timer(0.3, held.set).start()
     larger = loop.state() | {"more": torch.zeros(1 << 20)}
     client.prepare(larger)
-    first.wait("staged", 20)
+    first.wait("staged", 60)
     for _ in range(4):
-        client.save(larger).wait("staged", 20)
+        client.save(larger).wait("staged", 60)
 
 
 def test_the_wait_in_the_hook_counts_as_stall(trained, held):
@@ -337,7 +337,7 @@ def test_a_thread_that_cannot_be_started_leaks_nothing(trained, held, monkeypatc
     assert not client._staging._segments
     assert not client._link.unsealed
     held.set()
-    client.save(loop.state()).wait("staged", 20)
+    client.save(loop.state()).wait("staged", 60)
 
 
 def test_swapping_memory_with_an_average_leaves_the_old_memory_to_the_copy(trained, held):
@@ -349,7 +349,7 @@ def test_swapping_memory_with_an_average_leaves_the_old_memory_to_the_copy(train
         parameter.data = torch.zeros_like(parameter)
     held.set()
     loop.step()
-    handle.wait("staged", 20)
+    handle.wait("staged", 60)
     assert kept
     assert not difference(expected, restored(client))
 
@@ -364,7 +364,7 @@ def test_parameters_that_are_replaced_or_resized_after_attach_are_followed(train
         expected = copy.deepcopy(loop.plain())
         handle = client.save(loop.state())
         loop.step()
-        handle.wait("staged", 20)
+        handle.wait("staged", 60)
         other = Loop(seed=7)
         other.model[2] = nn.Linear(16, width)
         other.optimizer = torch.optim.AdamW(other.model.parameters(), lr=0.01)
@@ -385,7 +385,7 @@ def test_what_left_the_optimizer_is_copied_at_once(trained, held):
         frozen.weight.zero_()
     held.set()
     loop.optimizer.step()
-    handle.wait("staged", 20)
+    handle.wait("staged", 60)
     other = Loop(seed=5)
     other.optimizer.param_groups[0]["params"] = list(other.model[0].parameters())
     client.load({"model": other.model, "optimizer": other.optimizer, "at": 0})
@@ -404,7 +404,7 @@ def test_every_implementation_of_a_step_waits(join, held, options):
     handle = client.save(loop.state())
     threading.Timer(0.2, held.set).start()
     loop.step()
-    handle.wait("staged", 20)
+    handle.wait("staged", 60)
     assert not difference(expected, restored(client, **options))
 
 
@@ -430,7 +430,7 @@ def test_several_optimizers_each_wait(join, held):
     second.step()
     assert time.monotonic() - began > 0.2
     first.step()
-    handle.wait("staged", 20)
+    handle.wait("staged", 60)
     client.load(state)
     assert not difference(expected, {name: value.state_dict() for name, value in state.items()})
 
@@ -451,7 +451,7 @@ def test_optimizers_that_step_in_threads_of_their_own_each_wait(join, held):
     held.set()
     for thread in threads:
         thread.join(20)
-    handle.wait("staged", 20)
+    handle.wait("staged", 60)
     assert [parameter.sum().item() for parameter in parameters] == [-16, -16]
 
 
@@ -469,7 +469,7 @@ def test_a_grad_scaler_that_skips_a_step_and_one_that_takes_it(trained, held):
         threading.Timer(0.2, held.set).start()
         scaler.step(loop.optimizer)
         scaler.update()
-        handle.wait("staged", 20)
+        handle.wait("staged", 60)
         assert not difference(expected, restored(client))
 
 
@@ -485,7 +485,7 @@ def test_gradients_may_be_cleared_and_made_while_the_copy_runs(trained, held, to
     loop.model(torch.randn(8, 16)).mean().backward()
     threading.Timer(0.2, held.set).start()
     loop.optimizer.step()
-    handle.wait("staged", 20)
+    handle.wait("staged", 60)
     state["grads"] = [torch.zeros_like(parameter) for parameter in loop.model.parameters()]
     client.load(state)
     assert not difference(expected, (loop.plain(), state["grads"]))
@@ -506,7 +506,7 @@ def test_an_optimizer_whose_step_calls_no_hooks_is_not_trusted(join, held, caplo
     Own.step = Own.step.__wrapped__
     client.attach(own, verify="samples")
     for _ in range(5):
-        client.save({"net": net}).wait("staged", 20)  # held, and yet it ends
+        client.save({"net": net}).wait("staged", 60)  # held, and yet it ends
         own.step()
     assert "calls no hooks" in caplog.text
 
@@ -517,7 +517,7 @@ def test_parameters_that_others_write_are_copied_at_once(join, held, mark):
     setattr(loop.model[0].weight, mark, True)
     client.attach(loop.optimizer, verify="samples")
     for _ in range(5):
-        client.save(loop.state()).wait("staged", 20)
+        client.save(loop.state()).wait("staged", 60)
         loop.step()
 
 
@@ -530,10 +530,10 @@ def test_an_embedding_with_max_norm_is_found_out_and_then_copied_at_once(join, h
     held.set()
     optimizer.step()
     with pytest.raises(SaveFailedError, match="was written"):
-        first.wait("staged", 20)
+        first.wait("staged", 60)
     held.clear()
     for _ in range(3):
-        client.save({"net": net}).wait("staged", 20)
+        client.save({"net": net}).wait("staged", 60)
         net(torch.arange(10)).sum().backward()
         optimizer.step()
 
@@ -553,7 +553,7 @@ def test_a_compiled_step_waits_too(join, held):
         threading.Timer(0.3, held.set).start()
         step()
     try:
-        handle.wait("staged", 20)
+        handle.wait("staged", 60)
     except SaveFailedError:
         return  # a step unheard is found out; both are right
     state = {"model": loop.model, "optimizer": loop.optimizer, "at": 0}
@@ -588,7 +588,7 @@ def test_any_dtype_can_be_late(join, held, dtype):
         handle = client.save(state)
         held.set()
         optimizer.step()
-        handle.wait("staged", 20)
+        handle.wait("staged", 60)
         held.clear()
     for tensor in (*parameters, state["mask"]["mask"]):
         tensor.data.zero_()

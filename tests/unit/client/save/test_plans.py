@@ -15,9 +15,9 @@ def test_full_saves_and_saves_of_the_model_alternate_with_a_plan_each(join):
     optimizer.step()
     full, part = {"model": model, "optimizer": optimizer, "step": 0}, {"model": model}
     for _ in range(5):
-        client.save(full).wait("staged", 20)
+        client.save(full).wait("staged", 60)
         expected = model.state_dict()["weight"].clone()
-        client.save(part).wait("staged", 20)
+        client.save(part).wait("staged", 60)
         with torch.no_grad():
             model.weight.add_(1)
     assert client.stats().plans == 2
@@ -29,8 +29,8 @@ def test_a_structure_that_changes_is_planned_once_more_and_old_plans_are_release
     client = join()
     for size in range(1, 9):
         state = {"w": torch.ones(size)}
-        client.save(state).wait("staged", 20)
-        client.save(state).wait("staged", 20)
+        client.save(state).wait("staged", 60)
+        client.save(state).wait("staged", 60)
     assert client.stats().plans == 8
     assert len(client._staging.plans._plans) < 8
 
@@ -38,7 +38,7 @@ def test_a_structure_that_changes_is_planned_once_more_and_old_plans_are_release
 def test_a_pattern_that_names_nothing_is_reported_once(join, caplog):
     client = join(replicated=["modle.*", "model.*"])
     for _ in range(2):
-        client.save({"model": {"w": torch.ones(3)}}).wait("staged", 20)
+        client.save({"model": {"w": torch.ones(3)}}).wait("staged", 60)
     assert caplog.text.count("modle") == 1
     assert "'model.*'" not in caplog.text
 

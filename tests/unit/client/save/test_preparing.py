@@ -53,21 +53,21 @@ def test_a_load_that_restores_nothing_has_the_memory_made_and_mapped(join):
     wait_for(lambda: not threads())
     capacity = client._link.capacity
     handle = client.save(plain(), 1)
-    assert handle.wait("durable", 20).step == 1
+    assert handle.wait("durable", 60).step == 1
     assert client._link.capacity == capacity  # nothing was asked for again
     assert client.stats().plans == 1
 
 
 def test_a_load_that_restores_does_too(join):
     first = join()
-    first.save(plain(), 1).wait("durable", 20)
+    first.save(plain(), 1).wait("durable", 60)
     first.close()
     client, state = join(), plain()
     assert client.load(state).step == 1
     wait_for(lambda: client._link.slots.count >= SLOTS - 1)  # one may hold the checkpoint
     wait_for(lambda: not threads())
     assert all(slot.populated for slot in client._link.slots._maps.values())
-    assert client.save(state, 2).wait("durable", 20).step == 2
+    assert client.save(state, 2).wait("durable", 60).step == 2
 
 
 def test_a_first_save_has_the_slots_of_the_next_ones_mapped(join):
@@ -89,7 +89,7 @@ def test_an_optimizer_without_state_is_waited_for_until_its_first_step(join):
     wait_for(lambda: is_ready(client))
     capacity = client._link.capacity
     step(model, optimizer)
-    client.save(state, 1).wait("durable", 20)
+    client.save(state, 1).wait("durable", 60)
     assert client._link.capacity == capacity
     assert client.stats().plans == 1
 
@@ -260,7 +260,7 @@ def test_a_budget_that_is_too_small_is_said_once_and_early(tmp_path, caplog, mon
             time.sleep(0.3)
             assert len(refusals(caplog)) == 2  # and what became of the save
             client.load(plain(10))
-            assert client.save(plain(10), 2).wait("durable", 20)
+            assert client.save(plain(10), 2).wait("durable", 60)
 
 
 def refusals(caplog):
@@ -287,4 +287,4 @@ def test_without_threads_saves_map_for_themselves(join, monkeypatch):
         patch.setattr(threading.Thread, "start", start)
         client.load(plain())
     assert isinstance(client._saving.preparing, Preparing)
-    assert client.save(plain(), 1).wait("durable", 20).step == 1
+    assert client.save(plain(), 1).wait("durable", 60).step == 1

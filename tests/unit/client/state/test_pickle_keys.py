@@ -49,7 +49,7 @@ def test_a_key_that_was_not_named_is_refused_with_the_way_out(join):
 @pytest.mark.parametrize("pattern", ["loader.sampler", "loader.*", "*"])
 def test_named_twice_it_comes_back(join, node, pattern):
     with join(allow_pickle=[pattern]) as client:
-        directory = client.save(state_of(Sampler(5), 7)).wait("durable", 30) and client.latest()
+        directory = client.save(state_of(Sampler(5), 7)).wait("durable", 60) and client.latest()
         assert directory == 0
     with join(allow_pickle=[pattern]) as client:
         state = state_of()
@@ -59,8 +59,8 @@ def test_named_twice_it_comes_back(join, node, pattern):
 
 def test_at_load_it_must_be_named_again(join, node, job):
     with join(allow_pickle=["loader.*"]) as client:
-        client.save(state_of(None, 1), 1).wait("durable", 30)  # older, and fit to be read
-        client.save(state_of(Sampler(5), 2), 2).wait("durable", 30)
+        client.save(state_of(None, 1), 1).wait("durable", 60)  # older, and fit to be read
+        client.save(state_of(Sampler(5), 2), 2).wait("durable", 60)
     for allowed in ([], ["loader"], ["sampler"], ["plain"]):
         with join(allow_pickle=allowed) as client:
             state = state_of()
@@ -84,7 +84,7 @@ def test_at_load_it_must_be_named_again(join, node, job):
 def test_nothing_of_it_runs_until_it_is_allowed(join, node, job, tmp_path, monkeypatch):
     monkeypatch.setenv("MARKER_OF_TESTS", str(tmp_path / "marker"))
     with join(allow_pickle=["loader.sampler"]) as client:
-        client.save(state_of(Hostile())).wait("durable", 30)
+        client.save(state_of(Hostile())).wait("durable", 60)
     assert verify_path(os.path.join(node.store, job, "step-000000000.i0001")).ok
     with join() as client, pytest.raises(RestoreError):
         client.load(state_of())
@@ -148,7 +148,7 @@ def test_nested_ones_come_back(registered):
 @pytest.mark.parametrize("cls", ["Colour", "Inner", "Pair", "Outer"])
 def test_one_that_is_not_registered_at_load_is_named(join, registered, cls):
     with join() as client:
-        client.save({"cursor": Outer([Inner(Colour.RED)], Pair(1, 2))}, 3).wait("durable", 30)
+        client.save({"cursor": Outer([Inner(Colour.RED)], Pair(1, 2))}, 3).wait("durable", 60)
     forget(globals()[cls])
     with join() as client, pytest.raises(RestoreError, match=rf"state\['cursor'\].*test_pickle_keys\.{cls}") as caught:
         client.load({"cursor": None})

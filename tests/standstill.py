@@ -1,0 +1,24 @@
+"""A process that stands still: SIGSTOP, and what has to be waited for after it."""
+
+import os
+import signal
+from pathlib import Path
+
+from tests.cluster import wait_for
+
+
+def stop(pid: int) -> None:
+    """Returns when no thread of the process runs any more; SIGCONT lets it go on.
+
+    The signal is there before the threads have seen it: on a busy machine one of them may still answer somebody.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: all(map(_stands, Path("/proc").glob(f"{pid}/task/*"))))
+
+
+def _stands(thread: Path) -> bool:
+    """Stopped, or at its end."""
+    try:
+        return thread.joinpath("stat").read_text().rpartition(")")[2].split()[0] in "TZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
