@@ -20,11 +20,12 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 SCRIPT = "memory_ranks.py"
 KINDS = ("tp", "hsdp", "ddp", "boxes", "stock", "shares")
 OF_ONE_NODE = KINDS if LONG else ("hsdp", "ddp")
-OF_NODES = KINDS if LONG else ("tp", "boxes", "stock", "shares")
+OF_PEERS = KINDS if LONG else ("tp", "boxes")
+OF_PARITY = KINDS if LONG else ("stock", "shares")
 PEER_TIMEOUT_S = 10
 
 
-def load(homes, folder, job, layout, tiers, *, kinds=OF_NODES):
+def load(homes, folder, job, layout, tiers, *, kinds):
     """A rank on each of these nodes; tiers: of the ranks, or of all alike."""
     told = tiers if isinstance(tiers, list) else [tiers] * len(homes)
     on_homes(homes, SCRIPT, "load", folder, job, layout, ",".join(told), ",".join(kinds))
@@ -45,9 +46,9 @@ def fixture_cluster(request):
         yield cluster
 
 
-def saved(cluster, tags):
-    """Rank r of four on the r-th node, in a job of each kind and tag. The folder that the ranks share."""
-    on_homes(list(cluster.nodes.values()), SCRIPT, "save", cluster.directory, "protected", tags, ",".join(OF_NODES))
+def saved(cluster, tag, kinds):
+    """Rank r of four on the r-th node, in a job of each kind. The folder that the ranks share."""
+    on_homes(list(cluster.nodes.values()), SCRIPT, "save", cluster.directory, "protected", tag, ",".join(kinds))
     return cluster.directory
 
 
@@ -63,13 +64,14 @@ def test_on_one_node_from_its_arena(tmp_path):
 
 
 def test_from_peers_and_from_parity(cluster):
-    """Ranks in another order and another layout; then on other nodes, and on fewer after one was lost."""
-    folder = saved(cluster, "moved,lost")
-    load([cluster.nodes[name] for name in "badc"], folder, "moved", "fsdp", "peer")
+    """Ranks in another order and another layout; on fewer nodes after one was lost; then on a new one too, and more."""
+    folder = saved(cluster, "moved", OF_PEERS)
+    saved(cluster, "lost", OF_PARITY)
+    load([cluster.nodes[name] for name in "badc"], folder, "moved", "fsdp", "peer", kinds=OF_PEERS)
     cluster.lose("c")
-    load([cluster.nodes[name] for name in "abd"], folder, "lost", "fsdp", "rebuilt")
+    load([cluster.nodes[name] for name in "abd"], folder, "lost", "fsdp", "rebuilt", kinds=OF_PARITY)
     cluster.add("e")
-    kinds = KINDS if LONG else ("tp", "shares")
+    kinds = KINDS if LONG else ("shares",)
     load([cluster.nodes[name] for name in "eabde"], folder, "lost", "fsdp", "peer", kinds=kinds)
     check_store(cluster.store)
 
@@ -78,9 +80,9 @@ def test_from_peers_and_from_parity(cluster):
 @pytest.mark.parametrize("cluster", ["double"], indirect=True)
 @pytest.mark.parametrize(("homes", "layout"), [("ab", "hsdp"), ("a", "fsdp"), ("abef", "tp"), ("bbaaef", "fsdp")])
 def test_after_the_loss_of_two_nodes(cluster, homes, layout):
-    folder = saved(cluster, "two")
+    folder = saved(cluster, "two", KINDS)
     for name, fresh in zip("cd", "ef", strict=True):
         cluster.replace(name, fresh)
     as_saved = "|arena|peer" if len(homes) == 4 else ""  # a kind that lies as it was saved has parts that were not lost
-    load([cluster.nodes[name] for name in homes], folder, "two", layout, f"rebuilt{as_saved}")
+    load([cluster.nodes[name] for name in homes], folder, "two", layout, f"rebuilt{as_saved}", kinds=KINDS)
     check_store(cluster.store)

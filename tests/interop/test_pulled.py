@@ -9,6 +9,7 @@ from tests.faults.nodes.test_damage import flip, slot_of
 from tests.interop.launch import on_homes
 from tests.interop.off_store import STEP
 from tests.interop.pulled_ranks import COLUMNS, ROWS
+from tests.long_form import in_long
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -58,10 +59,8 @@ def needed(before, after):
     ("before", "after", "few"),
     [
         ("abcd", "abc", "all"),
-        ("abcd", "dcb", "few"),
-        ("ab", "abcd", "few"),
-        ("abc", "abcde", "all"),
         ("aabb", "bce", "few"),
+        *in_long(("abcd", "dcb", "few"), ("ab", "abcd", "few"), ("abc", "abcde", "all")),
     ],
 )
 def test_other_ranks_load_to_the_bit_and_pull_what_they_need(cluster, before, after, few):

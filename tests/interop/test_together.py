@@ -65,10 +65,11 @@ def test_each_block_is_read_once_on_the_node(saved, ranks):
     ("many", "ranks", "call"),
     [
         (3, 3, "load"),
-        (2, 4, "read_from"),
+        (2, 2, "read_from"),
         (2, 4, "dcp"),
-        (2, 4, "dcp_path"),
-        *in_long((2, 4, "load"), (8, 8, "load"), (1, 2, "read_from"), (1, 3, "dcp_path"), (8, 8, "dcp_path")),
+        (2, 2, "dcp_path"),
+        *in_long((2, 4, "load"), (8, 8, "load"), (1, 2, "read_from"), (2, 4, "read_from")),
+        *in_long((1, 3, "dcp_path"), (2, 4, "dcp_path"), (8, 8, "dcp_path")),
     ],
 )
 def test_each_block_is_read_once_in_the_job(nodes, many, ranks, call):
