@@ -261,8 +261,8 @@ for _name, _body in {
             if _part == "plan":
                 body = squeezed([_body])
                 add(f"layout's plan {_name}, in its place", BOTH, RANK0, partial(forge.put_part, part=_part, body=body))
-add("layout's plan a bomb", BOTH, RANK0, lambda final: forge.put_part(final, "plan", zlib.compress(bytes(1 << 28))))
-add("layout's form a bomb", BOTH, RANK0, lambda final: forge.put_part(final, "form", zlib.compress(bytes(1 << 28))))
+add("layout's plan a bomb", BOTH, RANK0, lambda final: forge.put_part(final, "plan", forge.zeros_in_zlib(1 << 28)))
+add("layout's form a bomb", BOTH, RANK0, lambda final: forge.put_part(final, "form", forge.zeros_in_zlib(1 << 28)))
 add("layout's plan cut", BOTH, RANK0, lambda final: forge.edit_record(
     final, 0, lambda record: record.update(plan=record["plan"][:-1])))  # fmt: skip
 add("layout's plan and more", BOTH, RANK0, lambda final: forge.edit_record(
@@ -481,9 +481,8 @@ for _name in (COMMITTED, MANIFEST, STOCK_METADATA, STOCK_OBJECTS, VOTES[0], RANK
 
 def zip_bomb() -> bytes:
     """An archive whose one record swells to a gibibyte."""
-    squeeze = zlib.compressobj(9, zlib.DEFLATED, -15)
-    data = b"".join(squeeze.compress(bytes(1 << 20)) for _ in range(1 << 10)) + squeeze.flush()
     name, crc, nbytes = b"a/data.pkl", 0, 1 << 30
+    data = forge.deflated_zeros(nbytes)
     local = struct.pack("<IHHHHHIIIHH", 0x04034B50, 20, 0, 8, 0, 0, crc, len(data), nbytes, len(name), 0) + name + data
     central = struct.pack(
         "<IHHHHHHIIIHHHHHII", 0x02014B50, 20, 20, 0, 8, 0, 0, crc, len(data), nbytes, len(name), 0, 0, 0, 0, 0, 0

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,19 @@ from tests.runs import SET, manifest_in
 
 _MAGIC = b"CKPTDMF1"
 RANK0 = "r00000-p00.safetensors"
+
+
+def deflated_zeros(nbytes: int) -> bytes:
+    """That many zeros, whole MiB: a piece that stands for itself is deflated once, and repeated."""
+    squeeze = zlib.compressobj(9, zlib.DEFLATED, -15)
+    piece = squeeze.compress(bytes(1 << 20)) + squeeze.flush(zlib.Z_FULL_FLUSH)
+    return piece * (nbytes >> 20) + squeeze.flush()
+
+
+def zeros_in_zlib(nbytes: int) -> bytes:
+    """The same as zlib.compress has it, with its head and its sum."""
+    total = (nbytes % 65521) << 16 | 1  # Adler-32
+    return b"\x78\xda" + deflated_zeros(nbytes) + total.to_bytes(4, "big")
 
 
 def sealed(body: bytes) -> bytes:
