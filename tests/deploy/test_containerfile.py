@@ -14,6 +14,7 @@ import pytest
 
 import ckptd
 from tests.cluster import ROOT
+from tests.long_form import LONG
 
 FILE = pathlib.Path(ROOT) / "deploy/Containerfile"
 KNOWN = {"FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "ENTRYPOINT", "CMD", "HEALTHCHECK"}
@@ -104,6 +105,8 @@ def test_what_is_copied_is_there_and_in_the_repository():
     assert found == set(sources)
 
 
+@pytest.mark.skipif(not LONG, reason="it builds and installs the packages: FAULTS=long")
+@pytest.mark.timeout(300)
 def test_its_commands_in_order_give_a_ckptd_that_runs(tmp_path):
     image = Image(tmp_path)
     for name, rest in instructions():

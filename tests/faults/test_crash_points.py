@@ -62,10 +62,10 @@ def _victim(point: str) -> str:
 
 def _short() -> Iterator[Death]:
     """Each point once: a few of them in the life of one job, one death after the other."""
-    for dies, world in (("worker", 1), ("both", 2)):
+    for dies, worlds in (("worker", (1, 1)), ("both", (2, 1))):
         points = [point for point in POINTS if _victim(point) == dies]
         for number, first in enumerate(range(0, len(points), AT_MOST)):
-            yield Death(tuple(points[first : first + AT_MOST]), dies, world, warm=number % 2 == 0)
+            yield Death(tuple(points[first : first + AT_MOST]), dies, worlds[number % 2], warm=number % 2 == 0)
 
 
 def _long() -> Iterator[Death]:
@@ -124,7 +124,7 @@ class Case:
         """A daemon that will die, or whose worker will."""
         self.pid = self.node.start(*FLAGS, CKPTD_FAILPOINT=f"{self.point}@{self.marker}").pid
 
-    def watch(self, ranks: Ranks, timeout_s: float = 40.0) -> list:
+    def watch(self, ranks: Ranks, timeout_s: float = 120.0) -> list:
         """The results of what the ranks were started on; a daemon that dies meanwhile is followed by another."""
         deadline = time.monotonic() + timeout_s
         while not ranks.done:
@@ -139,7 +139,7 @@ class Case:
         if self.dies == "both" and self.node.daemon.poll() is None:
             self.node.daemon.send_signal(signal.SIGKILL)
         if self.dies == "both":
-            assert self.node.daemon.wait(10) == -signal.SIGKILL
+            assert self.node.daemon.wait(60) == -signal.SIGKILL
             self.store.check()
             self.node.start(*FLAGS)
         self.deaths += 1

@@ -172,5 +172,6 @@ END""",
         place="durable",
         hint="durable",
         ends=0,
+        within_s=240.0,  # a fresh clone has all of torch compiled for it
     ),
 )

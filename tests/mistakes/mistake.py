@@ -36,7 +36,7 @@ class Mistake:
     """Exit status, of all ranks or of each. Negative: the signal."""
     ranks: int = 1
     nodes: int = 1
-    within_s: float = 40.0
+    within_s: float = 90.0
     never: str = ""
     """What the output must not match."""
     raises: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ THEMES: dict[str, tuple[Mistake, ...]] = {
 MISTAKES = tuple(mistake for theme in THEMES.values() for mistake in theme)
 assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES)
 
-# Other ways to the message of one that stays, and what Python says by itself, in two interpreters that import torch:
+# Other ways to the message of one that stays, and what Python says by itself, in interpreters that import torch anew:
 # `make test` leaves them to `make mistakes` and `make faults`.
 _VARIANTS = """
     step-float step-negative step-text load-model-instead-of-dict open-file-in-state generator-in-state meta-tensor
@@ -23,7 +23,7 @@ _VARIANTS = """
     job-is-a-path store-is-a-number drain-every-minutes drain-every-float drain-every-none drain-every-nan
     drain-every-true drain-every-huge redundancy-false set-size-1 save-timeout-text save-timeout-nan
     connect-timeout-negative connect-timeout-text store-id-short config-wrong-type image-removed image-cut-off
-    loop-cell-run-twice no-guard-around-spawn
+    loop-cell-run-twice no-guard-around-spawn spawned-ranks-without-a-group optimised-away
     run-flag-of-text run-config-missing run-config-not-toml export-nowhere publish-nothing
 """
 VARIANTS = frozenset(_VARIANTS.split())

@@ -1,6 +1,5 @@
 """An hour of saving to a store that is ten times too slow; ``python -m tests.simulation.slow_store`` plays many."""
 
-import os
 from collections import Counter
 from dataclasses import replace
 
@@ -12,16 +11,16 @@ from ckptd.core.coordinator.saves import Saves
 from ckptd.core.node.node import JobNode
 from ckptd.core.node.slots import SlotTable
 from ckptd.shared.protocol.messages import Cadence
+from tests.long_form import LONG, in_long
 from tests.simulation.arena import Arena
 from tests.simulation.ranks import CAPACITY
 from tests.simulation.slow_store import HOURS, Hour, play
 
-LONG = os.environ.get("FAULTS") == "long"
 SHORT = Hour(seconds=600.0)
 
 
 def test_three_slots_save_all_through_the_hour_and_drain_what_the_store_can_take():
-    report = play(HOURS["three slots"])
+    report = play(replace(HOURS["three slots"], nodes=2))
     assert report.saves > 90  # of 120: which ones find no slot is the seed's
     assert set(report.ends) == {"durable", "superseded"}
     assert 11 <= report.ends["durable"] <= 14  # a drain takes five minutes
@@ -54,7 +53,7 @@ def test_a_store_that_is_worse_still_costs_drains_and_not_checkpoints(name):
     assert report.refused == 0
 
 
-@pytest.mark.parametrize("name", ["ranks killed every 10 minutes", "killed while it is silent"])
+@pytest.mark.parametrize("name", ["killed while it is silent", *in_long("ranks killed every 10 minutes")])
 def test_what_was_staged_is_loaded_from_memory_whatever_the_store_does(name):
     hour = replace(HOURS[name], nodes=2)
     assert play(hour).loads == len(hour.crashes)

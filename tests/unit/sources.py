@@ -29,12 +29,13 @@ def trees():
     """The tree of each module. Not when this is imported: every worker collects all tests.
 
     No garbage collection meanwhile: a finalizer whose traceback is printed parses, too, and Python 3.11 counts the
-    depth of both in one place ("AST constructor recursion depth mismatch").
+    depth of both in one place ("AST constructor recursion depth mismatch"). What is here stays: none looks at it later.
     """
     gc.disable()
     try:
         return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in EVERYTHING.items()}
     finally:
+        gc.freeze()
         gc.enable()
 
 

@@ -12,6 +12,7 @@ from tests.unit.rooms import CLIENT as CLIENT_ROOMS
 from tests.unit.rooms import MAY, PURE, room_of, table
 from tests.unit.sources import CKPTD, EVERYTHING, ROOT, imported, imports, trees, within
 
+pytestmark = pytest.mark.xdist_group("sources")  # one parse of all of them
 MAX_FILE_LINES = 450  # in all: what a reader scrolls through
 MAX_CODE_LINES = 400
 MAX_FUNCTION_LINES = 50

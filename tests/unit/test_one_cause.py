@@ -2,7 +2,11 @@
 
 import ast
 
+import pytest
+
 from tests.unit.sources import EVERYTHING, trees
+
+pytestmark = pytest.mark.xdist_group("sources")  # one parse of all of them
 
 SAY_ALL = {"ConfigError", "UsageError", "BudgetError", "ConnectError", "not_allowed"}
 OF_USERS_CODE = {"pickle.py", "framework.py"}  # where in it is worth a traceback

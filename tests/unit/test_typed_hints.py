@@ -3,7 +3,11 @@
 import ast
 import re
 
+import pytest
+
 from tests.unit.sources import EVERYTHING, trees
+
+pytestmark = pytest.mark.xdist_group("sources")  # one parse of all of them
 
 NEED_A_PATH = "list|verify|export|commit|publish|prune|pin|rebuild"
 TYPED = re.compile(rf"\bckptd (?:{NEED_A_PATH})\b(?! (?:--[a-z-]+(?: [A-Za-z0-9]+)? )*(?:/|\$|\{{|[A-Z]{{3}}))")

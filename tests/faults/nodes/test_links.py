@@ -130,7 +130,7 @@ def test_a_stopped_peer_degrades_its_set_until_it_goes_on(four: Cluster, job: st
     four.end(ranks)
 
 
-@pytest.mark.parametrize("restarted", "acb" if LONG else "ac")
+@pytest.mark.parametrize("restarted", "acb" if LONG else "c")
 def test_a_daemon_restarted_during_the_encode_goes_on_with_it(four: Cluster, job: str, restarted: str):
     """The members offer their columns anew; the coordinator a, if it was that, is told what lies where."""
     ranks = started(four, job)

@@ -67,11 +67,7 @@ def test_two_lost_under_xor_with_nothing_on_the_store_falls_back_to_what_is_ther
     four.end(ranks)
 
 
-REBUILDS = [
-    "rebuild.half-pulled",
-    "rebuild.before-seal",
-    *(["rebuild.slot-made", "rebuild.after-seal"] if LONG else []),
-]
+REBUILDS = ["rebuild.before-seal", *in_long("rebuild.half-pulled", "rebuild.slot-made", "rebuild.after-seal")]
 
 
 @pytest.mark.parametrize("point", REBUILDS)
@@ -86,7 +82,7 @@ def test_the_node_that_rebuilds_is_lost_too(four: Cluster, point: str):
     ranks = four.ranks("abcd", point)
     ranks.connect()
     ranks.start("load")
-    assert four.nodes["b"].daemon.wait(20) == -signal.SIGKILL
+    assert four.nodes["b"].daemon.wait(60) == -signal.SIGKILL
     four.replace("b")
     ranks.kill()
     ranks = four.ranks("abcd", point)

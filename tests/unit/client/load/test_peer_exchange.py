@@ -35,6 +35,7 @@ from ckptd_client._load.shared_read.peer_exchange import PeerExchange
 from ckptd_client._load.shared_read.plan import Summary, column_of
 from ckptd_client._load.shared_read.read import copy_out_together
 from ckptd_client._load.shared_read.schedule import Blocks
+from tests.long_form import in_long
 from tests.runs import RUN
 from tests.stored import Listed
 
@@ -214,7 +215,7 @@ def small_tree(monkeypatch):
     monkeypatch.setattr(read_tree, "FANOUT", 2)
 
 
-@pytest.mark.parametrize("nodes", [3, 8])
+@pytest.mark.parametrize("nodes", [8, *in_long(3)])
 def test_nodes_of_a_tree_of_several_levels_read_each_block_once(checkpoint, tmp_path, small_tree, nodes):
     job = Job(checkpoint, tmp_path, [[ALL, ALL] if node % 3 else [ALL] for node in range(nodes)])
     job.run()
@@ -244,7 +245,7 @@ def test_the_place_of_a_source_that_fails_is_taken_by_one_that_it_sends_to(check
     assert len(checkpoint.read) <= len(places) * (1 + plan.SENDS)
 
 
-@pytest.mark.parametrize(("streams", "most_open"), [(1, 32), (2, 0), (8, 1)])
+@pytest.mark.parametrize(("streams", "most_open"), [(1, 32), (8, 1), *in_long((2, 0))])
 def test_few_threads_and_connections_receive_from_many_nodes(tmp_path, monkeypatch, streams, most_open):
     """Each node gets its blocks of up to seven others; no order in which they come holds up another."""
     monkeypatch.setattr(senders, "_STREAMS", streams)
