@@ -15,6 +15,7 @@ import pytest
 from tests.cluster import CODE, ROOT, wait_for
 from tests.faults.histories import play
 from tests.faults.kill_campaign import episode
+from tests.pythons import inherited
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180), pytest.mark.xdist_group("nodes-campaigns")]
 
@@ -42,8 +43,8 @@ ENDS = [("histories", signal.SIGTERM), *([("kill_campaign", signal.SIGINT)] if L
 @pytest.mark.parametrize(("campaign", "number"), ENDS)
 def test_a_campaign_that_is_asked_to_end_leaves_nothing(campaign: str, number: int):
     temporary = tempfile.mkdtemp(prefix="ckptd-test-")
-    environ = {**os.environ, "TMPDIR": temporary, "PYTHONPATH": CODE}
-    words = [sys.executable, "-m", f"tests.faults.{campaign}", "100"]  # what it starts is below it, its servers too
+    environ = inherited("TESTS_") | {"TMPDIR": temporary, "PYTHONPATH": CODE}
+    words = [sys.executable, "-m", f"tests.faults.{campaign}", "100"]  # all that it starts is below it
     process = subprocess.Popen(words, env=environ, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         stores = os.path.join(temporary, "ckptd-test-*", "store", "job", "step-*")
