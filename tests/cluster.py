@@ -115,9 +115,9 @@ class Node:
         """SIGKILL to the daemon, and waits until it is gone."""
         assert self.daemon is not None
         self.daemon.kill()
-        self.daemon.wait(10)
+        self.daemon.wait(60)
 
-    def stop(self, timeout_s: float = 30.0) -> int:
+    def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM to the daemon; its exit status."""
         assert self.daemon is not None
         self.daemon.send_signal(signal.SIGTERM)
@@ -160,7 +160,7 @@ class Node:
         """Ends our daemon, and one that a client started on this arena (its pid stands in the status)."""
         if self.daemon is not None and self.daemon.poll() is None:
             self.daemon.kill()
-            self.daemon.wait(10)
+            self.daemon.wait(60)
         status = self.try_status()
         if status is not None:
             os.kill(status.pid, signal.SIGKILL)

@@ -70,7 +70,7 @@ class Slurm:
     def command(self, *words: str) -> str:
         """What a command of Slurm prints. Raises AssertionError with its error."""
         done = subprocess.run(
-            words, env=self.environ(), cwd=self.where, capture_output=True, text=True, timeout=30, check=False
+            words, env=self.environ(), cwd=self.where, capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}\n{self.logs()}"
         return done.stdout.strip()
@@ -143,7 +143,7 @@ class Slurm:
         for daemon in reversed(self._daemons):
             daemon.terminate()
             try:
-                daemon.wait(10)
+                daemon.wait(60)
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()

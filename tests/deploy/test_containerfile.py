@@ -116,9 +116,9 @@ def test_its_commands_in_order_give_a_ckptd_that_runs(tmp_path):
     (entry,) = json.loads(of("ENTRYPOINT")[0])
     environ = {"PYTHONPATH": os.pathsep.join(site.getsitepackages()), "PATH": installed}
     words = [os.path.join(installed, entry), "--version"]
-    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=30, check=False, cwd="/")
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=120, check=False, cwd="/")
     assert done.stdout == f"ckptd {ckptd.__version__}\n", done.stderr
     packages = next(pathlib.Path(installed).parent.glob("lib/python3*/site-packages"))
     assert (packages / "ckptd_client/__init__.py").exists()
     for verb in (json.loads(of("CMD")[0])[0], json.loads(of("HEALTHCHECK")[0].partition("CMD ")[2])[1]):
-        assert subprocess.run([*words[:1], verb, "--help"], env=environ, timeout=30, check=False).returncode == 0
+        assert subprocess.run([*words[:1], verb, "--help"], env=environ, timeout=120, check=False).returncode == 0

@@ -119,7 +119,7 @@ def test_its_commands_where_daemon_and_rank_do_not_see_each_others_processes(hom
     away = ["unshare", "--pid", "--fork"] if os.geteuid() == 0 and shutil.which("unshare") else []
 
     def kubelet(*command):
-        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
 
     probes = {tuple(container[f"{name}Probe"]["exec"]["command"]) for name in ("readiness", "liveness")}
     assert [kubelet(*probe).returncode for probe in probes] == [3] * len(probes), "no daemon yet"

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="no promtool is install
 def test_prometheus_takes_it(words):
     what, name = words
     command = [PROMTOOL, "check", what, os.path.join(FILES, name)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SUCCESS" in done.stdout
 
@@ -35,7 +35,7 @@ def test_prometheus_reads_what_a_daemon_reports(tmp_path):
         node.start()
         told = node.complete(sys.executable, "-m", "ckptd", "metrics", timeout_s=30)
     command = [PROMTOOL, "check", "metrics"]
-    done = subprocess.run(command, input=told, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, input=told, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -46,7 +46,7 @@ def running(*command, environ=None):
         yield process
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 @pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus is installed")

@@ -71,7 +71,7 @@ def test_a_daemon_of_the_prolog_outlives_jobs_and_the_epilog_keeps_within_limits
         assert "KEEP_PERCENT=10" in text
         pathlib.Path(hooks["epilog"]).write_text(text.replace("KEEP_PERCENT=10", "KEEP_PERCENT=0"))
         environ = cluster.environ() | {"SLURM_JOB_USER": homes.where.owner()}
-        subprocess.run([hooks["epilog"]], env=environ, check=True, timeout=60)
+        subprocess.run([hooks["epilog"]], env=environ, check=True, timeout=120)
         assert ask_status(str(homes.shm / "n1"), 5.0).used_nbytes == 0
 
 

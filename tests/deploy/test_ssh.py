@@ -31,7 +31,7 @@ def server(homes):
     """An sshd that serves n1 and n2, each with its own environment, and an ssh_config that knows them."""
     here, port = homes.where, free_ports(1)[0]
     for key in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", here / key], check=True, timeout=30)
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", here / key], check=True, timeout=120)
     matches = "".join(
         f"Match LocalAddress {address}\n  SetEnv TEST_HOST={name} HOME={here} PATH={homes.bin}:/usr/bin:/bin\n"
         for name, address in ADDRESSES.items()
@@ -56,14 +56,14 @@ def server(homes):
         yield log
     finally:
         daemon.terminate()
-        daemon.wait(10)
+        daemon.wait(60)
         if made:
             os.rmdir(PRIVATE)
 
 
 def on_hosts(homes, *words):
     environ = homes.environ(SSH_OPTIONS=f"-F {homes.where}/ssh_config", REMOTE_PATH=str(homes.bin))
-    return subprocess.run([SCRIPT, *words], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([SCRIPT, *words], env=environ, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_daemons_outlive_the_session_that_started_them(homes, server):

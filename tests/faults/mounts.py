@@ -197,5 +197,5 @@ class FuseStore:
         """The process first: calls that hang in its mount then fail, and whoever made them can end."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(60)
         unmount(self.path)

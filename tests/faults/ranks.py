@@ -78,14 +78,14 @@ class Rank:
         """A signal; a deadly one is waited for."""
         os.kill(self.pid, number)
         if number == signal.SIGKILL:
-            self.process.join(10)
+            self.process.join(60)
             assert not self.process.is_alive()
 
     def end(self) -> None:
         """Whatever state it is in, it is gone after this."""
         if self.process.is_alive():
             self.process.kill()
-        self.process.join(10)
+        self.process.join(60)
         self._conn.close()
 
 
@@ -123,7 +123,7 @@ class Ranks:
         for rank in self.all:
             os.kill(rank.pid, signal.SIGKILL)
         for rank in self.all:
-            rank.process.join(10)
+            rank.process.join(60)
 
     def __enter__(self) -> Self:
         return self
@@ -460,7 +460,7 @@ class Trainer:
         batches = iter(loader)
         next(batches)
         for _ in range(count):
-            assert data.stuck.acquire(timeout=30), "a worker does not work"
+            assert data.stuck.acquire(timeout=120), "a worker does not work"
         self._keep += [loader, batches]
         return [worker.pid for worker in batches._workers]
 

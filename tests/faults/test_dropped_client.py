@@ -22,7 +22,7 @@ def test_a_client_that_is_dropped_without_close_holds_none_up(tmp_path):
         node.start()
         rank = node.run(_DROP)
         try:
-            out, err = rank.communicate(timeout=30)
+            out, err = rank.communicate(timeout=120)
         except subprocess.TimeoutExpired:
             pytest.fail("the garbage collector waits for ever")
         assert out.split() == [b"went", b"on"], err

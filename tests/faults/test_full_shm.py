@@ -166,7 +166,7 @@ def test_a_process_that_takes_each_page_that_is_freed_keeps_no_rank_out(node):
 def test_a_daemon_that_finds_no_page_says_so_in_one_line(node):
     fill(node)
     words = [sys.executable, "-m", "ckptd", "run", "--arena", node.arena]
-    done = pythons.run(words, env=node.environ(), capture_output=True, text=True, timeout=30, check=False)
+    done = pythons.run(words, env=node.environ(), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert_says_what_to_free(done.stderr, node)
     assert "Traceback" not in done.stderr

@@ -63,7 +63,7 @@ def test_a_daemon_that_dies_while_it_publishes(point, tmp_path):
 
 
 def ckptd(*args):
-    done = pythons.run([sys.executable, "-m", "ckptd", *args], capture_output=True, text=True, timeout=60, check=False)
+    done = pythons.run([sys.executable, "-m", "ckptd", *args], capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout + done.stderr
 
 

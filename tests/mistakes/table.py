@@ -25,6 +25,9 @@ _VARIANTS = """
     connect-timeout-negative connect-timeout-text store-id-short config-wrong-type image-removed image-cut-off
     loop-cell-run-twice no-guard-around-spawn spawned-ranks-without-a-group optimised-away
     run-flag-of-text run-config-missing run-config-not-toml export-nowhere publish-nothing
+    load-after-with wait-after-close other-dtype new-layer step-nan own-class-in-state prepare-too-large-a-state
+    rank-0-saves-once-and-trains-on rank-0-prepares world-size-is-empty empty-job store-tilde balance-misspelt
+    another-store-of-another-job-at-the-path committed-removed run-config-key-misspelt variable-misspelt-on-command
 """
 VARIANTS = frozenset(_VARIANTS.split())
 assert {mistake.name for mistake in MISTAKES} >= VARIANTS

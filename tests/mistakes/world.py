@@ -85,7 +85,7 @@ class World:
         """What is done before anybody types: an assertion that it ends well."""
         done = subprocess.run(
             ["/bin/bash", "-e", "-c", command], cwd=self.home, env=self.environ(), capture_output=True, text=True,
-            timeout=60, check=False,
+            timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -157,7 +157,7 @@ def test_a_squatted_arena_is_refused_by_daemon_and_client_and_left_as_it_is(squa
     assert "CKPTD_ARENA" in caught.value.hint
     words = [sys.executable, "-m", "ckptd", "run", "--arena", squatted]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("CKPTD_")}
-    done = pythons.run(words, capture_output=True, text=True, timeout=30, check=False, env=clean)
+    done = pythons.run(words, capture_output=True, text=True, timeout=120, check=False, env=clean)
     assert done.returncode == 2, done.stderr
     assert "must be a directory of uid 0" in done.stderr
     assert os.lstat(squatted).st_uid == STRANGER
@@ -224,7 +224,7 @@ def test_keys_are_for_their_owner_alone_whatever_the_umask(tmp_path):
     before = os.umask(0)
     try:
         path = tmp_path / "keys"
-        pythons.run([sys.executable, "-m", "ckptd", "keygen", str(path)], check=True, capture_output=True, timeout=30)
+        pythons.run([sys.executable, "-m", "ckptd", "keygen", str(path)], check=True, capture_output=True, timeout=120)
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -158,7 +158,7 @@ def fixture_forged(sound, home, ground, request):
 
 
 def ckptd(*args: str) -> str:
-    done = pythons.run([sys.executable, "-m", "ckptd", *args], capture_output=True, text=True, timeout=60, check=False)
+    done = pythons.run([sys.executable, "-m", "ckptd", *args], capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout + done.stderr
 

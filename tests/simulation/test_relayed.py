@@ -24,7 +24,7 @@ CHIEF = "n000"
 
 
 @pytest.mark.parametrize(
-    ("nodes", "seed"), [(4, 2), (8, 3), *([(4, 3), (8, 1), (8, 2), (16, 3), (16, 12)] if LONG else [])]
+    ("nodes", "seed"), [(8, 3), *([(4, 2), (4, 3), (8, 1), (8, 2), (16, 3), (16, 12)] if LONG else [])]
 )
 def test_no_promise_is_broken_where_leaders_pass_packets_on(nodes, seed):
     outcome = play(seed, nodes=nodes, seconds=60.0, slower=1.0, relayed_from=3)
@@ -130,7 +130,7 @@ def test_a_leaders_daemon_that_ends_at_any_step_of_a_save_costs_its_own_link_alo
     assert {pair for pair in job.downs if name not in pair} == set()
 
 
-@pytest.mark.parametrize("seconds", [4.0, 8.0, 30.0] if LONG else [8.0, 30.0])
+@pytest.mark.parametrize("seconds", [4.0, 8.0, 30.0] if LONG else [30.0])
 @pytest.mark.parametrize("part", [0.1, 0.5] if LONG else [0.5])
 def test_a_leader_that_stands_still_costs_no_other_link(leader, seconds, part):
     name, events = leader

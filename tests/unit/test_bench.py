@@ -21,6 +21,7 @@ from bench.peers import CKPTD, DEEPSPEED, KINDS, OVERLAPPED, Kind  # noqa: E402
 from bench.report import Report, Row  # noqa: E402
 from bench.run import against_peers  # noqa: E402
 from tests import pythons  # noqa: E402
+from tests.long_form import in_long  # noqa: E402
 
 NBYTES = 8 << 20
 
@@ -278,7 +279,7 @@ def test_a_rank_that_fails_is_a_row_with_the_reason_and_the_other_is_ended(job):
 
 
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize("name", ["torch.save + fsync", OVERLAPPED])
+@pytest.mark.parametrize("name", [OVERLAPPED, *in_long("torch.save + fsync")])
 def test_a_row_of_two_ranks_is_measured_and_leaves_nothing(job, name):
     kind = next(kind for kind in KINDS if kind.name == name)
     found = launch.measure(job, kind, 2)

@@ -58,7 +58,7 @@ class Zygote:
         """Ends every rank."""
         for process in self._processes:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 class NodeRank:
@@ -100,7 +100,7 @@ class NodeRank:
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        assert select.select([self._pidfd], [], [], 10)[0], "a rank did not end"
+        assert select.select([self._pidfd], [], [], 60)[0], "a rank did not end"
         os.close(self._pidfd)
         self._socket.close()
         self._pidfd = -1

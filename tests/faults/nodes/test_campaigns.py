@@ -17,7 +17,7 @@ from tests.faults.histories import play
 from tests.faults.kill_campaign import episode
 from tests.pythons import inherited
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(180), pytest.mark.xdist_group("nodes-campaigns")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-campaigns")]
 
 SEEDS = (0, 4, 15)  # a takeover, a start over, a store that comes back
 LONG = os.environ.get("FAULTS") == "long"

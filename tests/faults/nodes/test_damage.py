@@ -10,7 +10,7 @@ from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals
 from tests.cluster import Node, wait_for
 from tests.faults.nodes.clusters import KB, Cluster, Ranks, a_cluster
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-damage")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-damage")]
 
 LONG = os.environ.get("FAULTS") == "long"
 SCHEMES = ["xor", "double"] if LONG else ["xor"]

@@ -8,7 +8,7 @@ from ckptd.shared.format import arena_paths
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-files")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-files")]
 
 LONG = os.environ.get("FAULTS") == "long"
 NAMES = "abcd"

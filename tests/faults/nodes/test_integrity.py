@@ -14,7 +14,7 @@ from tests.faults.nodes.clusters import KB, a_cluster
 from tests.runs import manifest_in
 from tests.stored import parity_of
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(120), pytest.mark.xdist_group("nodes-integrity")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-integrity")]
 SIZES = (256 * KB, 512 * KB, 300 * KB)
 
 

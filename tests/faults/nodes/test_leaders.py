@@ -10,7 +10,7 @@ from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster, Ranks
 from tests.standstill import stop
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-leaders")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-leaders")]
 JOBS = iter(range(1000))
 PATHS = {"a": "b", "b": "a"}  # d leads b; c is in the coordinator's set
 

@@ -14,7 +14,7 @@ from tests.faults.nodes.relay import Flip, Repeat
 from tests.faults.ranks import SAVE_TIMEOUT_S
 from tests.standstill import stop
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-links")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-links")]
 
 LONG = os.environ.get("FAULTS") == "long"
 JOBS = iter(range(1000))

@@ -12,7 +12,7 @@ from ckptd.system import failpoints
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster, Ranks, within
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-loss")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-loss")]
 
 LONG = os.environ.get("FAULTS") == "long"
 NAMES = "abcd"

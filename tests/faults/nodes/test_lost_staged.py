@@ -4,7 +4,7 @@ import pytest
 
 from tests.faults.nodes.clusters import Cluster, a_cluster
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-two")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-two")]
 
 
 @pytest.fixture(name="slow", scope="module")

@@ -11,7 +11,7 @@ from tests.faults.ranks import RankError
 from tests.long_form import LONG, in_long
 from tests.standstill import stop
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-members")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-members")]
 
 
 def lived(four: Cluster, job: str, homes: str, *milestones: str, **named):

@@ -5,7 +5,7 @@ import pytest
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster, Ranks
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-missing")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-missing")]
 
 CALL = "every rank calls save (one rank alone: connect(alone=True))"
 HOMES = "aabb"

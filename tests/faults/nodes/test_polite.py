@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.polite_campaign import episode
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(180), pytest.mark.xdist_group("nodes-campaigns")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-campaigns")]
 
 LONG = os.environ.get("FAULTS") == "long"
 

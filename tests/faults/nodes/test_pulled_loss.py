@@ -12,7 +12,7 @@ from tests.faults.nodes.relay import Flip, Stall
 from tests.faults.ranks import RankError
 from tests.long_form import in_long
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-pulled")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-pulled")]
 
 SOURCE = "c"  # has what rank 2 saved, and no rank of the next start
 HOMES = "bad"  # of that: each rank pulls its own segment from another node, the third one from the source

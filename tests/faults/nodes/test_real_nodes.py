@@ -14,7 +14,7 @@ from bench.nodes.measure import run
 from ckptd.shared.protocol.messages import Milestone, SlotGranted
 from tests import pythons
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 LONG = os.environ.get("FAULTS") == "long"
 SMALL = Shape(nodes=2, set_size=2, nbytes=64 << 10, patience_s=60.0, peer_timeout_s=2.0)
 

@@ -128,7 +128,7 @@ def test_who_asks_twice_at_once_is_answered_twice(cluster):
             )
             for _ in range(3)
         ]  # fmt: skip
-        shown = [one.communicate(timeout=30)[0] for one in asking]
+        shown = [one.communicate(timeout=120)[0] for one in asking]
     assert [one.returncode for one in asking] == [0, 0, 0]
     assert [json.loads(text)["jobs"][0]["silent"] for text in shown] == [["d"]] * 3
     cluster.end(ranks)

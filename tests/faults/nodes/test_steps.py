@@ -11,7 +11,7 @@ from tests.faults.nodes.clusters import Cluster, a_cluster
 from tests.faults.ranks import RankError
 from tests.standstill import stop
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(120), pytest.mark.xdist_group("nodes-steps")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-steps")]
 MOST_S = 15.0  # the daemon's patience is 10
 
 

@@ -11,7 +11,7 @@ from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster, a_cluster
 from tests.long_form import LONG, in_long
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-two")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-two")]
 
 
 @pytest.fixture(name="four", scope="module")

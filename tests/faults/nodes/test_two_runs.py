@@ -14,7 +14,7 @@ from ckptd.system.files import FileLayer
 from tests.faults.history_world import JOB, Run, World, committed
 from tests.faults.nodes.clusters import a_cluster
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-two-runs")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-two-runs")]
 
 STEPS = 3
 OTHER_STORE = r"store id|another store|not the store"

@@ -258,7 +258,7 @@ def test_killed_at_any_point_it_leaves_nothing_that_counts(tmp_path, arenas, poi
     lose("r00001-p00.safetensors", "r00002-p00.safetensors")(final)
     broken = files_of(final)
     done = pythons.run(
-        [sys.executable, "-m", "ckptd", "rebuild", str(final)], check=False, capture_output=True, timeout=60,
+        [sys.executable, "-m", "ckptd", "rebuild", str(final)], check=False, capture_output=True, timeout=120,
         env=os.environ | {"CKPTD_FAILPOINT": point, "PYTHONPATH": f"{ROOT}:{ROOT}/client"},
     )  # fmt: skip
     assert done.returncode == -9, done.stderr

@@ -134,13 +134,13 @@ def test_a_real_daemon_is_scraped_and_one_that_is_gone_is_said_to_be(tmp_path):
             assert exporter.stderr.readline() == f"serving http://127.0.0.1:{port}/metrics\n"
             assert of(scrape(port), "ckptd_up") == 1
             assert of(scrape(port), "ckptd_arena_used_bytes") == 0
-            second = pythons.run(verb, env=node.environ(), capture_output=True, text=True, timeout=30, check=False)
+            second = pythons.run(verb, env=node.environ(), capture_output=True, text=True, timeout=120, check=False)
             assert second.returncode == 2
             assert f"cannot serve metrics at 127.0.0.1 port {port}: Address already in use" in second.stderr
             node.stop()
             assert scrape(port) == {("ckptd_up",): 0}
             exporter.terminate()
-            assert exporter.wait(10) == 0
+            assert exporter.wait(60) == 0
         finally:
             exporter.kill()
             exporter.wait()

@@ -62,13 +62,13 @@ class Terminal:
 
     def end(self, number: signal.Signals) -> bytes:
         self.process.send_signal(number)
-        self.process.wait(20)
+        self.process.wait(60)
         return self.read()
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         os.close(self.ours)
 
 
@@ -165,7 +165,7 @@ def test_in_a_pipe_a_picture_per_interval_and_no_escape(node):
     )  # fmt: skip
     lines = [process.stdout.readline() for _ in range(16)]
     process.send_signal(signal.SIGINT)
-    rest = process.communicate(timeout=20)[0]
+    rest = process.communicate(timeout=120)[0]
     assert process.returncode == 0
     assert sum(line.startswith("ckptd ") for line in lines) >= 2
     assert "\x1b" not in "".join(lines) + rest

@@ -347,7 +347,7 @@ def test_the_same_job_twice_in_one_process_learns_who_runs(tmp_path, join):
         node.start("--connect-timeout-s", "0.5s")
         first = join("twice", on=node)
         code = "import ckptd_client; ckptd_client.connect('twice', start=False)"
-        _, said = node.run(code).communicate(timeout=30)
+        _, said = node.run(code).communicate(timeout=120)
         assert f"'twice' is still running: rank 0 (pid {os.getpid()}" in said.decode()
         assert "takeover=True" in said.decode()
         began = time.monotonic()

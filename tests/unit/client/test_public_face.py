@@ -34,7 +34,7 @@ def test_other_names_are_missing_as_before():
     with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
         ckptd.nothing  # noqa: B018 - the question is the test
     code = "import ckptd, sys; sys.exit(hasattr(ckptd, 'connect') or 'torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
 
 
 def test_a_client_says_what_it_is_of(join):

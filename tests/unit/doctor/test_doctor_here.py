@@ -35,7 +35,7 @@ def clean_environ(**more):
 def doctor(shell=DOCTOR, **environ):
     """Exit code and findings by name of a shell command that ends with a doctor's report."""
     done = subprocess.run(
-        ["sh", "-c", shell], env=clean_environ(**environ), cwd=ROOT, capture_output=True, text=True, timeout=60,
+        ["sh", "-c", shell], env=clean_environ(**environ), cwd=ROOT, capture_output=True, text=True, timeout=120,
         check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr

@@ -142,7 +142,7 @@ def slots_granted(rank):
 
 def test_a_daemon_that_cannot_start_says_so_on_one_line_of_the_journal(tmp_path):
     with Node(str(tmp_path)) as node:
-        done = node.start("--budget-nbytes", "none", ready=False, **journal_of(node)).wait(20)
+        done = node.start("--budget-nbytes", "none", ready=False, **journal_of(node)).wait(60)
         assert done == 2
         (text,) = node.log_text().splitlines()
         assert JOURNAL_RE.fullmatch(text)[1] == "3"

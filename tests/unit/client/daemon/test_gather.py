@@ -213,7 +213,7 @@ def test_a_rank_that_died_before_connect_is_named_in_time(dies, node, tmp_path):
     ranks = [
         node.run(DYING, str(tmp_path / "meet"), str(rank), str(dies), GLOO_SOCKET_IFNAME="lo") for rank in range(2)
     ]
-    out, err = ranks[1 - dies].communicate(timeout=60)
+    out, err = ranks[1 - dies].communicate(timeout=120)
     assert out.startswith(b"ConnectError True"), (out, err)
     assert f"rank {dies} of 2 did not call connect within 5 s".encode() in out
 

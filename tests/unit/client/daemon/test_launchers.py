@@ -299,7 +299,7 @@ def test_a_job_that_is_started_twice_under_one_name_and_port_is_two_sessions(tmp
     command = [*torchrun(2)[:3], "--rdzv-id", "job", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     for _ in range(2):
         pythons.run(
-            [*command, "--nproc-per-node", "2", str(script)], check=True, timeout=60,
+            [*command, "--nproc-per-node", "2", str(script)], check=True, timeout=120,
             env=os.environ | {"PYTHONPATH": CODE, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
     said = [[line.split() for line in (tmp_path / str(rank)).read_text().splitlines()] for rank in range(2)]

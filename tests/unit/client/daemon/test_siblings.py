@@ -51,7 +51,7 @@ def test_of_one_parent_and_started_together(ranks, tmp_path):
     held, answers = ranks.context.Event(), ranks.context.Queue()
     holds = ranks(_hold, str(tmp_path / "r00000-other.rank"), held)
     ranks(_ask, str(tmp_path / "r00000-own.rank"), held, answers)
-    text = answers.get(timeout=60)
+    text = answers.get(timeout=120)
     assert f"job 'j' is held by pid {holds.pid}, a process of the same parent (pid {os.getpid()})" in text
     assert "init_process_group" in text
     assert "takeover" not in text
@@ -62,7 +62,7 @@ def test_a_run_that_is_started_later_is_another_run(ranks, tmp_path):
     ranks(_hold, str(tmp_path / "r00000-other.rank"), held)
     time.sleep(LATER_S)
     ranks(_ask, str(tmp_path / "r00000-own.rank"), held, answers)
-    assert answers.get(timeout=60) == "still running\n  hint: takeover=True"
+    assert answers.get(timeout=120) == "still running\n  hint: takeover=True"
 
 
 def test_the_parent_itself_is_no_sibling(ranks, tmp_path):
@@ -93,5 +93,5 @@ until [ -e "$3" ]; do sleep 0.05; done
 """
     files = [str(tmp_path / f"r00000-{name}.rank") for name in ("other", "own")]
     command = ["bash", "-c", shell, "bash", HOLDS, ASKS, *files]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "None\n"

@@ -32,14 +32,14 @@ def test_a_run_that_waits_for_another_names_it_long_before_it_gives_up(tmp_path)
         assert 3 <= time.monotonic() - began < 12, "a Python process takes seconds to begin"
         first.stdin.write(b"\n")
         first.stdin.flush()
-        output, errors = second.communicate(timeout=30)
+        output, errors = second.communicate(timeout=120)
         assert output == b"in\n"
         assert b"waits" not in errors, "it was said once"
-        assert first.wait(20) == second.returncode == 0
+        assert first.wait(60) == second.returncode == 0
 
 
 def test_a_run_that_is_alone_receives_nothing_of_waiting(tmp_path):
     with Node(str(tmp_path)) as node:
         node.start()
-        output, errors = node.run(COMES).communicate(timeout=30)
+        output, errors = node.run(COMES).communicate(timeout=120)
         assert (output, errors.count(b"waits")) == (b"in\n", 0)

@@ -60,7 +60,7 @@ def test_nothing_is_left_of_a_process_that_is_killed(client, node, tmp_path):
     path, sized = rank.stdout.readline().decode().split()
     assert sized == "True"
     rank.send_signal(signal.SIGKILL)
-    rank.wait(20)
+    rank.wait(60)
     assert os.path.lexists(f"{path}/state.pt")
     assert not os.path.exists(f"{path}/state.pt")
 

@@ -101,7 +101,7 @@ def launched(node: Node, how: str, *arguments: str) -> tuple[str, str]:
         for command, own in commands
     ]
     node.children += running  # a rank that hangs is ended with the node
-    done = [process.communicate(timeout=60) for process in running]
+    done = [process.communicate(timeout=120) for process in running]
     output, errors = ("".join(parts) for parts in zip(*done, strict=True))
     assert [process.returncode for process in running] == [0] * len(running), errors[-3000:]
     return output, errors

@@ -81,7 +81,7 @@ client.preempted(1)
 def test_a_process_that_ends_while_it_notifies_a_daemon_that_hangs_ends_without_a_traceback(node):
     process = node.run(ENDS, str(node.daemon.pid))
     try:
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=120)
     finally:
         node.daemon.send_signal(signal.SIGCONT)
     assert (process.returncode, b"Traceback" in err) == (0, False), err.decode()

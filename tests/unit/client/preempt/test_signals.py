@@ -23,7 +23,7 @@ def in_thread(call):
 
 
 def run(code: str) -> tuple[int, list[str], str]:
-    done = pythons.run([sys.executable, "-c", HEAD + code], capture_output=True, text=True, timeout=30, check=False)
+    done = pythons.run([sys.executable, "-c", HEAD + code], capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout.split(), done.stderr
 
 

@@ -29,7 +29,7 @@ def test_no_step_is_past_what_the_daemon_read_without_having_seen_its_word(path,
 
     rank = threading.Thread(target=train)
     rank.start()
-    first.wait(10)
+    first.wait(60)
     highest, fixed = hold([path])
     rank.join(10)
     assert fixed is None

@@ -238,7 +238,7 @@ def test_a_script_that_ends_without_close_ends_in_time(node, job):
         "client.load({'w': torch.zeros(1 << 20)})\n"
     )
     process = node.run(code, job)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert b"Traceback" not in said
     assert b"Assertion" not in said

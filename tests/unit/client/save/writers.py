@@ -213,7 +213,7 @@ def another_process(victim):
     """As a debugger would."""
     _libc.prctl(0x59616D61, -1, 0, 0, 0)  # PR_SET_PTRACER_ANY, where Yama asks for it
     poke = [sys.executable, "-c", _POKE, str(os.getpid()), str(victim.middle)]
-    pythons.run(poke, check=False, capture_output=True, timeout=30)
+    pythons.run(poke, check=False, capture_output=True, timeout=120)
 
 
 def dont_need(victim):
