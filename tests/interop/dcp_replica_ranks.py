@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import ckptd_client
 from ckptd_client.dcp import CkptdReader, CkptdStager, CkptdWriter
+from tests.interop.shards import cpu_mesh
 
 DRIFTS = {2: "plain.b", 4: "line", 5: "all"}  # by step; what differs on the last rank
 STEPS = 6
@@ -27,12 +27,12 @@ def state_of(way, step):
     ranks, rank = dist.get_world_size(), dist.get_rank()
     drift = DRIFTS.get(step) if rank == ranks - 1 else None
     numbers = torch.arange(24_000.0) + step
-    flat = init_device_mesh("cpu", (ranks,))
+    flat = cpu_mesh((ranks,))
     mine = DTensor.from_local(numbers.chunk(ranks)[rank].clone(), flat, [Shard(0)], run_check=False)
     state = {"mine": mine, "step": step, "rng": torch.full((5,), float(rank))}
     if way == "sharded":
         return state
-    lines = init_device_mesh("cpu", (2, ranks // 2))
+    lines = cpu_mesh((2, ranks // 2))
     line = numbers.chunk(ranks // 2)[lines.get_coordinate()[1]] + (drift == "line")
     return state | {
         "plain": {name: numbers + (drift in {f"plain.{name}", "all"}) for name in "abc"},

@@ -1,6 +1,6 @@
 """Replicas that differ, each saved in full: marked, given back to each rank, and never blended in another layout.
 
-FAULTS=long adds a job of two ranks.
+FAULTS=long adds a job of two ranks, and all readers in all layouts.
 """
 
 import glob
@@ -15,7 +15,7 @@ from ckptd.cli.listing import _listing
 from ckptd.shared.base.ids import JobKey
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
-from tests.long_form import in_long
+from tests.long_form import LONG, in_long
 
 SCRIPT = "apart_ranks.py"
 JOB = "apart"
@@ -48,7 +48,7 @@ def test_such_a_checkpoint_is_marked_and_one_whose_replicas_are_alike_again_is_n
 
 def test_no_rank_gets_a_part_of_one_replica_and_a_part_of_another(saved):
     node, saved_by = saved
-    load(node, saved_by, saved_by, "load,load_from,dcp,reader", "same,plain,sharded,crossed")
+    load(node, saved_by, saved_by, f"load,load_from,reader{',dcp' * LONG}", f"same,plain,crossed{',sharded' * LONG}")
 
 
 def test_nor_in_a_job_of_another_size(saved):
