@@ -125,12 +125,8 @@ class Catalogue:
 
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""
-        due: float | None = None
-        for job in self.jobs.values():
-            for machine in (job.coordinator, job.node):
-                at = machine.next_deadline()
-                due = at if due is None or (at is not None and at < due) else due
-        return due
+        times = [at for job in self.jobs.values() for at in (job.coordinator.next_deadline(), job.node.due.at)]
+        return min((at for at in times if at is not None), default=None)
 
     @property
     def empty(self) -> bool:
@@ -161,6 +157,7 @@ class Catalogue:
             elif isinstance(event, ev.PeerDown):
                 job.links.went(event.node, rests=event.rests)
                 if event.rests:
+                    job.node.due.changed()
                     continue  # no node was lost, and no machine waits for one to which it has no use for a link
             if kind in _REPORTS or kind in job.coordinator.events:
                 self._route(event.job, job.coordinator.handle(event, now), inbox, out)

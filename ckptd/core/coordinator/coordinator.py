@@ -22,6 +22,7 @@ from ckptd.core.coordinator.restores import Restores
 from ckptd.core.coordinator.runs import Runs
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.coordinator.sessions import Sessions
+from ckptd.core.deadline import Deadline
 from ckptd.core.links import Links
 from ckptd.core.policy import Policy
 from ckptd.core.preemption import Preemption
@@ -46,8 +47,7 @@ class Coordinator:
         self.preemption = Preemption(job, node)
         self._know_nothing()
         self._now = 0.0  # of the last event
-        self._stale = True  # something happened since the last look at the deadline
-        self._due: float | None = None  # the deadline, unless it is stale
+        self._due = Deadline(self._deadline)
         self._blank = False  # the last scan found no store at its path
         self._looked_at = 0.0  # when the store was scanned last
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
@@ -76,7 +76,8 @@ class Coordinator:
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """What to do about reports of nodes, or the outcome of an action of the coordinator."""
-        self._now, self._stale = now, True
+        self._now = now
+        self._due.changed()
         if not isinstance(event, ev.Report | ev.Reports):
             return [*self.events[type(event)](event, now), *self._react(now)]
         reports = event.reports if isinstance(event, ev.Reports) else (event,)
@@ -326,7 +327,7 @@ class Coordinator:
 
     def retire(self, incarnation: int) -> None:
         """Another node coordinates the job now, in this incarnation."""
-        self._stale = True
+        self._due.changed()
         if self.sessions.session or self.facts.records:
             self.sessions.retire(incarnation)
             self.inventory.forget()
@@ -335,7 +336,8 @@ class Coordinator:
     def adopted(self, now: float) -> list[Action]:
         """Memory of the job was found at start and no rank is attached yet."""
         self.leave.adopted(now)
-        self._asked_scan, self._stale, self._now = True, True, now
+        self._asked_scan, self._now = True, now
+        self._due.changed()
         self.inventory.born({*self.sessions.nodes, *self._former} - {self._node})
         return [self._scan(), *self._react(now)]
 
@@ -423,8 +425,7 @@ class Coordinator:
 
     def next_deadline(self) -> float | None:
         """The earliest time at which tick has something to do."""
-        self._due, self._stale = self._deadline() if self._stale else self._due, False
-        return self._due
+        return self._due.at
 
     def _deadline(self) -> float | None:
         machines = (self.sessions, self.saves, self.restores, self.inventory, self.parity, self.preemption)
@@ -433,12 +434,11 @@ class Coordinator:
 
     def tick(self, now: float) -> list[Action]:
         """What is due by now."""
-        if (due := self.next_deadline()) is None or now < due:
+        if not self._due.by(now):
             return []
         self._now = now
-        actions = self._tick(now)
-        self._due, self._stale = self._deadline(), False
-        return actions
+        self._due.changed()
+        return self._tick(now)
 
     def _tick(self, now: float) -> list[Action]:
         self.inventory.tick(now)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ForgetJob, Note, TakeDigests, ToRank
+from ckptd.core.deadline import Deadline
 from ckptd.core.links import Links
 from ckptd.core.node.delivery import Delivery
 from ckptd.core.node.demands import Demands
@@ -32,7 +33,7 @@ from ckptd.core.node.standing import LeftAlone, Standing
 from ckptd.core.node.succession import Succession
 from ckptd.core.policy import Policy
 from ckptd.core.preemption import Notice
-from ckptd.shared.base.ids import JobKey, Run
+from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.messages import Done, Milestone, Refused, SlotGranted, SlotsComing
 
 Parts = tuple[Callable[[Any], list[Action]], ...]
@@ -75,6 +76,7 @@ class JobNode:
         waiting = (self.membership, *fetching, self.readers, self.loads.reports)
         self._waiting = (*waiting, self.succession, self.drain)
         self.events, self.orders = self._events(), self._orders()
+        self.due = Deadline(self._deadline)  # changes with what happens here, and with links
 
     @property
     def incarnation(self) -> int:
@@ -95,6 +97,9 @@ class JobNode:
         else:
             actions = [action for part in self._parts(event) for action in part(event)]
         self.succession.follow()
+        self.due.changed()
+        if self._attended:
+            self._alone.spoken_to()
         return [*self.delivery.reported_with(actions), *self._kept_links.changed()]
 
     def _parts(self, event: Any) -> Parts:
@@ -401,11 +406,6 @@ class JobNode:
         ]
         return [*provided, *self._resync()]
 
-    def _give_up_foreign(self, runs: set[Run]) -> list[Action]:
-        """Nobody has asked for them in all that time."""
-        gone = self.foreign.give_up(runs)
-        return [*gone, *self._resync(), *self._emptied(None)]
-
     # --- the end
 
     def _released(self, _: object = None) -> list[Action]:
@@ -422,21 +422,24 @@ class JobNode:
     def _holds(self) -> bool:
         return bool(self.protection.chunks) or any(slot.save for slot in self.slots)
 
-    def next_deadline(self) -> float | None:
-        """When tick has something to do."""
-        attended = self.coordinator == self.node or self._peopled
-        alone = None if attended else self._alone.until(held=self._holds)
+    @property
+    def _attended(self) -> bool:
+        return self.coordinator == self.node or self._peopled
+
+    def _deadline(self) -> float | None:
+        alone = None if self._attended else self._alone.until(held=self._holds)
         times = [alone, self.foreign.until, *(part.next_deadline() for part in (*self._waiting, self.delivery))]
         return min((t for t in times if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
-        """Gives up what lies here when no rank lives here and no coordinator has spoken for orphan_ttl_s."""
+        """What is due. Gives up what lies here when no rank lives here and nobody has spoken for orphan_ttl_s."""
+        if not self.due.by(now):
+            return []
+        self.due.changed()
         actions = [action for part in self._waiting for action in part.tick(now)]
-        if runs := self.foreign.too_old(now):
-            actions += self._give_up_foreign(runs)
-        if self.coordinator == self.node or self._peopled:
-            self._alone.spoken_to()
-        elif self._alone.too_long(now, held=self._holds):
+        if runs := self.foreign.too_old(now):  # nobody has asked for them in all that time
+            actions += [*self.foreign.give_up(runs), *self._resync(), *self._emptied(None)]
+        if not self._attended and self._alone.too_long(now, held=self._holds):
             self._alone.begin_anew(now)
             actions += self._released()
         return self.delivery.reported_with(actions, now)

@@ -143,6 +143,26 @@ def test_a_node_that_no_coordinator_speaks_to_gives_its_memory_back_after_a_whil
     assert not cluster.nodes["d"].catalogue.jobs
 
 
+def test_a_node_to_which_a_rank_came_has_all_of_its_time_again():
+    cluster = a_protected_job()
+    cluster.cut_off("d")
+    node, ttl = cluster.nodes["d"], cluster.policy.orphan_ttl_s
+    gone = ev.RankGone(job=KEY, rank=3, session=cluster.sid)
+    found = ev.RankFound(job=KEY, rank=3, session=cluster.sid, pid=1, host="h")
+    cluster.say(node, gone)
+    cluster.settle()
+    cluster.tick(0)
+    cluster.tick(ttl - 1)
+    cluster.say(node, found)
+    cluster.settle()
+    cluster.tick(10)
+    cluster.say(node, gone)
+    cluster.settle()
+    cluster.tick(0)
+    assert node.slots
+    assert node.catalogue.next_deadline() == cluster.now + ttl
+
+
 def test_a_new_node_meets_one_that_the_job_leaves_and_gets_its_segment():
     cluster = a_protected_job()
     cluster.end_ranks()
