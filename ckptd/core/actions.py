@@ -13,7 +13,7 @@ from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 
 
-class Action(msgspec.Struct, frozen=True, kw_only=True):
+class Action(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Something to do for a job."""
 
     job: JobKey

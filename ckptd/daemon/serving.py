@@ -1,6 +1,7 @@
 """A daemon in this process: from its settings to its exit status, or one line of why it does not start."""
 
 import contextlib
+import gc
 import os
 import resource
 import sys
@@ -32,6 +33,7 @@ def run(config: Config) -> int:
     except OSError as error:
         text = f"the daemon cannot start: {error.filename or config.arena}: {error.strerror or error}"
         raise ConfigError(text, hint="ckptd doctor looks at the arena and at what it lies in") from None
+    gc.freeze()  # what was imported stays: no collection in a turn of the loop looks through it
     status = daemon.run()
     with contextlib.suppress(OSError):  # the log may lie in a memory that is full
         sys.stderr.flush()

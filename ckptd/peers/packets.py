@@ -26,7 +26,7 @@ End = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Seq = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 
-class Packet(msgspec.Struct, frozen=True, array_like=True):
+class Packet(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One step of a link. ``end`` and ``to`` are the sender's and the receiver's end of it; 0 is not known."""
 
     instance: End  # of the sender's process
@@ -40,7 +40,7 @@ class Packet(msgspec.Struct, frozen=True, array_like=True):
     lost: Seq = 0  # the receiver's attempt in which something after ``ack`` was lost; 0: it is not known of any
 
 
-class Envelope(msgspec.Struct, frozen=True, array_like=True):
+class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A packet and between whom. The key that signed for the connection must be that of ``sender``.
 
     ``version``, ``sender`` and ``release`` keep their places in every version: so the other side can be named.
@@ -66,7 +66,7 @@ class _Opening(msgspec.Struct, array_like=True):
     release: Release = ""
 
 
-class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
+class Join(msgspec.Struct, frozen=True, array_like=True, tag="join", gc=False):
     """The sender takes the receiver's messages about this job from here on. needed: it has use for the link."""
 
     job: JobKey
@@ -91,7 +91,7 @@ class Rest(msgspec.Struct, frozen=True, array_like=True, tag="rest"):
     """The last of a link that neither side has use for: the sender is not silent, and can be called again."""
 
 
-class Bulk(msgspec.Struct, frozen=True, array_like=True, tag="bulk"):
+class Bulk(msgspec.Struct, frozen=True, array_like=True, tag="bulk", gc=False):
     """Where the sender serves bytes, and how the receiver proves its identity there. Good for this link only."""
 
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]  # 0: nowhere
@@ -99,7 +99,7 @@ class Bulk(msgspec.Struct, frozen=True, array_like=True, tag="bulk"):
     secret: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag="message"):
+class Message(msgspec.Struct, frozen=True, array_like=True, tag="message", gc=False):
     """A message between nodes, as ckptd.shared.protocol.node_messages makes it."""
 
     message: bytes
@@ -134,7 +134,7 @@ class StepsKnown(msgspec.Struct, frozen=True, array_like=True, tag="steps-known"
     problem: Annotated[str, msgspec.Meta(max_length=4096)] = ""
 
 
-class Letter(msgspec.Struct, frozen=True, array_like=True):
+class Letter(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A packet of a link that one of whose ends is at ``node``, without its body."""
 
     node: NodeName
@@ -150,7 +150,7 @@ Bodies = Annotated[
 ]
 
 
-class Forward(msgspec.Struct, frozen=True, array_like=True, tag="forward"):
+class Forward(msgspec.Struct, frozen=True, array_like=True, tag="forward", gc=False):
     """Packets of the sender for other nodes of the job, to be passed on: ``node`` of a letter is the addressee."""
 
     job: JobKey
@@ -158,7 +158,7 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, tag="forward"):
     bodies: Bodies = ()  # one that several nodes get is here once
 
 
-class Forwarded(msgspec.Struct, frozen=True, array_like=True, tag="forwarded"):
+class Forwarded(msgspec.Struct, frozen=True, array_like=True, tag="forwarded", gc=False):
     """Packets of other nodes of the job for the receiver: ``node`` of a letter is its sender."""
 
     job: JobKey

@@ -91,14 +91,14 @@ def is_plausible(incarnation: int, now: float) -> bool:
     return incarnation <= incarnation_at(now + _AHEAD_S)
 
 
-class JobKey(msgspec.Struct, frozen=True, order=True, array_like=True):
+class JobKey(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """One training: a store and a job name in it. Two jobs of one name in two stores never meet."""
 
     store: StoreUrl
     job: JobName
 
 
-class SaveId(msgspec.Struct, frozen=True, array_like=True):
+class SaveId(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One checkpoint of one run of one job.
 
     Ordered by (incarnation, counter): newest is largest, whatever clock or step say. Incarnation numbers are counted

@@ -30,7 +30,7 @@ WINDOW = b"l"  # of a 256th, another one in each save
 NOTHING = b"n"  # of none: what could not be compared
 
 
-class Attestation(msgspec.Struct, frozen=True, array_like=True):
+class Attestation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One rank's record of the tensors that it holds as some others do: any ranks of the job, named in ``members``.
 
     ``parts`` is there when all bytes were looked at: digests of PART_NBYTES each, of runs of tensors in their order.
@@ -53,7 +53,7 @@ class Attestation(msgspec.Struct, frozen=True, array_like=True):
         return self.content[:1] == WHOLE or self.content[0] >= ON_DEVICES
 
 
-class Where(msgspec.Struct, frozen=True, array_like=True):
+class Where(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """In which runs of the tensors of a set of replicas two of them differ."""
 
     members: _Members  # of the set

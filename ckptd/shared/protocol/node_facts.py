@@ -52,7 +52,7 @@ Nodes = Annotated[tuple[NodeName, ...], msgspec.Meta(max_length=MAX_NODES)]
 Attestations = Annotated[tuple[Attestation, ...], msgspec.Meta(max_length=MAX_ATTESTATIONS)]
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Something that happened to a job."""
 
     job: JobKey
@@ -64,7 +64,7 @@ class NodeMessage(Event, frozen=True, kw_only=True):
     node: NodeName  # the sender
 
 
-class Living(msgspec.Struct, frozen=True, array_like=True):
+class Living(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A live process that holds the lock of a rank file of the job."""
 
     rank: Rank
@@ -73,7 +73,7 @@ class Living(msgspec.Struct, frozen=True, array_like=True):
     host: Host  # as the rank sees it
 
 
-class Arrival(msgspec.Struct, frozen=True, array_like=True):
+class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A rank that waits to be let in. ``incarnation`` 0 is a connect, else it comes back to a restarted daemon."""
 
     rank: Rank
@@ -82,7 +82,7 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True):
     run: RunId = NO_RUN  # drawn with that incarnation
 
 
-class Former(msgspec.Struct, frozen=True, array_like=True):
+class Former(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where the job ran before, as far as a node knows: a topology, and which of its nodes do not answer there."""
 
     digest: TopologyDigest = b""  # empty: of none
@@ -150,7 +150,7 @@ def _check_rank(rank: int, world_size: int) -> None:
         raise ValueError(f"rank {rank} of {world_size}")
 
 
-class StagedSegment(msgspec.Struct, frozen=True, array_like=True):
+class StagedSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The segment of one rank, sealed in a slot of the sender's node."""
 
     rank: Rank
@@ -325,7 +325,7 @@ class VoteWritten(Event, frozen=True, kw_only=True, tag="vote-written"):
     problem: Text = ""
 
 
-class HeldSegment(msgspec.Struct, frozen=True, array_like=True):
+class HeldSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One segment in a slot of a node."""
 
     save: SaveId
@@ -340,7 +340,7 @@ class HeldSegment(msgspec.Struct, frozen=True, array_like=True):
         _check_rank(self.rank, self.world_size)
 
 
-class HeldChunk(msgspec.Struct, frozen=True, array_like=True):
+class HeldChunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One parity chunk in the arena of a node: whose ranks' segments it protects, by member."""
 
     save: SaveId

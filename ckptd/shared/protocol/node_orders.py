@@ -188,7 +188,7 @@ class GatherOrdered(NodeMessage, frozen=True, kw_only=True, tag="gather-ordered"
     attempt: Attempt
 
 
-class Holder(msgspec.Struct, frozen=True, array_like=True):
+class Holder(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Segments of these ranks lie in this node's memory."""
 
     node: NodeName

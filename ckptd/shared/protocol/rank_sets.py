@@ -13,7 +13,7 @@ from ckptd.shared.base.ids import MAX_RANKS, Rank
 MAX_RUNS = 1 << 18  # of a message: ranks without any order
 
 
-class RankRun(msgspec.Struct, frozen=True, array_like=True):
+class RankRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``count`` ranks from ``first`` on, each ``step`` above the one before."""
 
     first: Rank

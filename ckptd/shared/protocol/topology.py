@@ -22,7 +22,7 @@ TopologyDigest = Annotated[bytes, msgspec.Meta(max_length=columns.DIGEST_NBYTES)
 Ticket = Annotated[bytes, msgspec.Meta(max_length=TICKET_NBYTES)]
 
 
-class Peer(msgspec.Struct, frozen=True, order=True, array_like=True):
+class Peer(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """A daemon as the others reach it."""
 
     node: NodeName
