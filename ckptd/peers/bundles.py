@@ -1,5 +1,6 @@
 """Packets that wait for the next bundle, by the daemon that it goes to. Pure: what has left leaves nothing here."""
 
+import math
 from typing import NamedTuple
 
 import msgspec
@@ -50,6 +51,7 @@ class Bundles:
     def __init__(self) -> None:
         self._batches: dict[tuple[str, str], dict[Hop, _Batch]] = {}  # by node and key
         self._full: list[tuple[Hop, Bundle]] = []
+        self._due = math.inf  # of the first batch
 
     def __bool__(self) -> bool:
         """Whether something waits."""
@@ -65,15 +67,19 @@ class Bundles:
             batch = batches[hop] = _Batch()
         batch.add(letter)
         batch.due = min(batch.due, due)
+        self._due = min(self._due, due)
 
     def take(self, now: float) -> list[tuple[Hop, Bundle]]:
         """Bundles that are due, in order for each daemon."""
+        if now < self._due and not self._full:
+            return []
         taken, self._full = self._full, []
         for node_key, batches in list(self._batches.items()):
             for hop in [hop for hop, batch in batches.items() if batch.due <= now]:
                 taken.append((hop, batches.pop(hop).bundle(hop)))
             if not batches:
                 del self._batches[node_key]
+        self._due = min((batch.due for some in self._batches.values() for batch in some.values()), default=math.inf)
         return taken
 
     def take_all(self, node_key: tuple[str, str]) -> list[tuple[Hop, Bundle]]:
@@ -87,7 +93,7 @@ class Bundles:
         """None: nothing waits."""
         if self._full:
             return 0.0
-        return min((batch.due for some in self._batches.values() for batch in some.values()), default=None)
+        return self._due if self._batches else None
 
 
 def opened(letter: Letter, bodies: tuple[bytes, ...]) -> Packet | None:

@@ -155,6 +155,16 @@ class Link:
             self._owe(body, now)
         return True
 
+    def sign_next(self, now: float) -> Packet | None:
+        """``step``, where that is one packet without a body. None: it is not, nothing is done."""
+        if not self._peer_end or self._queue or not self.settled or now - self._heard_at >= self.timeout_s:
+            return None
+        if now < self._alive_at and (self._ack_at is None or now < self._ack_at):
+            return None
+        packet = self._packet()
+        self._spoke(now)
+        return packet
+
     def aside(self, body: bytes) -> Packet | None:
         """A packet with a body that is neither numbered nor sent again; None: the link is down."""
         return self._packet(0, body) if self.up else None
@@ -167,8 +177,9 @@ class Link:
             if packet.to == self._end:
                 self._connect(packet, now)
             else:
+                if packet.end != self._heard_end:  # else it was answered, as soon as there was a connection
+                    self._hello_at, self._hello_wait_s = now, _HELLO_S
                 self._heard_end = packet.end
-                self._hello_at, self._hello_wait_s = now, _HELLO_S
         elif self._spare is not None and packet.to == self._spare:
             self._end, self._spare = self._spare, None
             self._connect(packet, now)

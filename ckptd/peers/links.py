@@ -16,7 +16,6 @@ from ckptd.peers.address_book import AddressBook, NodeKey
 from ckptd.peers.bulk_access import Offers
 from ckptd.peers.group import waits_of
 from ckptd.peers.link import Down, Got, Link, Up
-from ckptd.peers.link_hooks import LinkHooks
 from ckptd.peers.packets import (
     Ask,
     Body,
@@ -39,6 +38,7 @@ from ckptd.peers.packets import (
 )
 from ckptd.peers.remote import Remote
 from ckptd.peers.shared_jobs import LINGER_S
+from ckptd.peers.signs import Signs
 from ckptd.peers.turns import Turns
 from ckptd.peers.views import PeerView, Received
 from ckptd.shared.base.errors import ProtocolError, UnknownMessageError
@@ -50,7 +50,7 @@ from ckptd.shared.protocol.topology import Peer, Topology
 log = logging.getLogger("ckptd")
 _CONNECT_MOST = 32  # per round of the loop: each takes most of a millisecond
 ROUND_S = 0.01  # the most of a round of the loop that connections, or packets, take
-_IN_PHASE = 32  # links that send their signs of life together
+_IN_PHASE = 128  # links that send their signs of life together: a turn of some milliseconds
 _PHASE_S = 0.0618  # so much later the next ones
 _SPREAD_PEER_S = 0.001  # so that all nodes that have lost the same one do not dial it at the same moment
 _SPREAD_S = 3.0  # at most
@@ -58,7 +58,7 @@ _ASIDE_S = 60.0  # a link that is not kept, after a message
 _PATIENCE_S = 600.0  # with a silent peer that the job's present topology does not name
 
 
-class PeerLinks(LinkHooks):
+class PeerLinks(Signs):
     """Nothing blocks; all belongs to the loop's thread.
 
     What happens is kept as events for ``take_events``. ``unconnected``: remotes whose connection is to be made.
@@ -263,7 +263,7 @@ class PeerLinks(LinkHooks):
     # --- packets and time
 
     def _take_packet(self, node_key: NodeKey, envelope: Envelope, now: float) -> Remote | None:
-        """The remote whose link took the packet; None when it was dropped. node_key: whose key signed for it."""
+        """The remote that is to be flushed; None: nothing follows. node_key: whose key signed for the packet."""
         remote = self._remotes.get(node_key)
         peer = remote.peer if remote is not None else self._book.at(node_key)
         if peer is None or envelope.receiver != self._node:
@@ -278,9 +278,11 @@ class PeerLinks(LinkHooks):
             remote = self._link_to(peer)  # the other end has one, even if it broke here
         remote.move(peer.endpoint)
         remote.trouble, remote.release = "", envelope.release
-        remote.link.receive(envelope.packet, now)
+        is_sign = self._takes_sign(remote, envelope, now)
+        if not is_sign:
+            remote.link.receive(envelope.packet, now)
         self._heard(remote, envelope.packet, envelope.path, now)
-        return remote
+        return remote if not is_sign or remote.link.next_deadline() <= now else None
 
     def tick(self) -> list[ev.Event]:
         """What is due: connections, resends, signs of life, peers that fell silent, links of no use."""
@@ -293,7 +295,7 @@ class PeerLinks(LinkHooks):
             if self._clock() >= now + ROUND_S:
                 break
         for remote in self._turns.take(now):
-            if not remote.closed:
+            if not remote.closed and not self._sends_sign(remote, now):
                 self._flush(remote)
                 remote.look(now)
                 self._look_at(remote, now)
@@ -347,12 +349,6 @@ class PeerLinks(LinkHooks):
                         self._got(remote, item.body)
         if not remote.closed:
             self._turns.see_to(remote, self._due(remote))
-
-    def _due(self, remote: Remote) -> float:
-        """When it is to be looked at, at the latest."""
-        rests = remote.link.up and not remote.link.queued
-        by = min(remote.link.next_deadline(), remote.shared.next_deadline(rests=rests))
-        return by if remote.redial_at is None else min(by, remote.redial_at)
 
     # --- what the link reports
 

@@ -61,7 +61,8 @@ class Path:
         return True
 
     def go_direct(self, now: float) -> None:
-        """The relayed path is given up."""
+        """The relayed path is given up. A slow leader is not tried at once: a change costs two connections."""
+        self._wait_s = max(self._wait_s, _PATIENCE * self._patience_s)
         self.number, self.via, self._try_at = self.number + 1, None, math.inf
         self._nudges, self._nudge_at = _NUDGES, now
 

@@ -25,7 +25,7 @@ from ckptd.shared.base.log_line import line
 log = logging.getLogger("ckptd")
 HOLD_S = 0.01  # between two bundles that a leader passes on to one daemon
 GROUP_S = 0.25  # a report of how far a save is waits so long at a leader for those of the rest of its group
-_CALM = 20  # a sign of life waits for others for one of so many parts of the timeout, where it is made
+_CALM = 20  # a sign of life waits for others for one of so many parts of the timeout at most, where it is made
 _CALM_ON = 10  # and at a leader
 _SPREAD_PEER_S = 0.001  # as links dial again: all members of a group lose their leader at the same moment
 _SPREAD_S = 1.0
@@ -117,7 +117,8 @@ class RelayedLinks(PeerLinks, abc.ABC):
         path, now = remote.path, self._clock()
         calm = not packet.seq and packet.ack <= path.acked and number == path.number
         path.acked = max(path.acked, packet.ack)
-        due = now + self._timeout_s / _CALM if calm else now
+        step = self._timeout_s / _CALM  # at moments that all leaders share: the loop wakes once for all of them
+        due = now - now % step + step if calm else now
         hop = Hop(via.node, via.key, via.job, Forward)
         self._bundles.add(hop, Letter(remote.peer.node, number, packet, 0, SIGN if calm else waits), due)
         return True
@@ -267,8 +268,8 @@ class RelayedLinks(PeerLinks, abc.ABC):
         times = [due for due in (super().next_deadline(), self._bundles.next, behind) if due is not None]
         return min(times, default=None)
 
-    def _due(self, remote: Remote) -> float:
-        return min(super()._due(remote), remote.path.next_deadline() if remote.link.up else math.inf)
+    def _due_beside(self, remote: Remote) -> float:
+        return min(super()._due_beside(remote), remote.path.next_deadline() if remote.link.up else math.inf)
 
     def _look_at(self, remote: Remote, now: float) -> None:
         super()._look_at(remote, now)

@@ -67,6 +67,11 @@ class Remote:
         """That this daemon shares with it."""
         return self.shared.ours
 
+    @property
+    def connects(self) -> bool:
+        """Whether nothing is the matter with its connection: ``look`` has nothing to do."""
+        return not self._obstacle and self._monitor is None
+
     def connect(self) -> None:
         """A new connection; what waits on the old one is dropped. To be called again after an endpoint changed.
 

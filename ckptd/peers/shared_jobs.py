@@ -112,10 +112,10 @@ class SharedJobs:
 
     def next_deadline(self, *, rests: bool) -> float:
         """When overdue, expired or (the link could rest) idle may have something."""
-        times = [*self.needed.values()]
-        times += [self.awaited_until] if self.awaited else []
-        times += [self._idle_from] if rests and not self.needed and not self._needed_there else []
-        return min(times, default=math.inf)
+        due = self.awaited_until if self.awaited else math.inf
+        for until in self.needed.values():
+            due = min(due, until)
+        return min(due, self._idle_from) if rests and not self.needed and not self._needed_there else due
 
     def overdue(self, now: float) -> list[ev.Event]:
         """It has not joined again in time."""

@@ -578,6 +578,30 @@ def test_what_is_done_in_short_is_what_is_done_step_by_step(seed):
         assert vars(one) == vars(other)
 
 
+@pytest.mark.parametrize("seed", range(200))
+def test_a_sign_of_life_in_short_is_what_is_sent_step_by_step(seed):
+    short, long = twins(seed)
+    for me in (0, 1):
+        one, other = short.sides[me].link, long.sides[me].link
+        for after_s in (0.0, 0.7, 1.3, 2.6, 11.0):
+            packet = one.sign_next(short.now + after_s)
+            if packet is not None:
+                assert other.step(long.now + after_s) == [packet]
+                assert not packet.body
+                assert other.take_updates() == []
+            assert {**vars(one), "_new_end": None} == {**vars(other), "_new_end": None}
+
+
+def test_an_idle_link_says_all_in_short():
+    world = up_world()
+    a, b = (side.link for side in world.sides)
+    world.calm(1.0)
+    for count in range(1, 9):
+        now = world.now + 2.5 * count
+        signs = [(b, a.sign_next(now)), (a, b.sign_next(now))]
+        assert all(packet is not None and to.take_next(packet, b"", now) for to, packet in signs)
+
+
 def test_most_of_what_is_said_is_said_in_short():
     world = up_world()
     a, b = (side.link for side in world.sides)
@@ -588,3 +612,18 @@ def test_most_of_what_is_said_is_said_in_short():
         world.now += 0.01
         for answer in b.step(world.now):
             assert a.take_next(answer, answer.body, world.now)
+
+
+def test_a_hello_that_comes_again_does_not_begin_the_answers_again():
+    """The connection to its sender is being made: an answer to each would be refused by ZeroMQ each time."""
+    numbers = itertools.count(1)
+    link = Link(instance=1, timeout_s=TIMEOUT_S, new_end=lambda: next(numbers))
+    first = link.step(0.0)[0]
+    answers = []
+    for count in range(1, 101):
+        now = count / 100
+        link.receive(replace(first, instance=2, end=99), now)
+        answers += link.step(now)
+    assert len(answers) <= 7, "0.02 s after the first, and each time twice as late"
+    link.receive(replace(first, instance=3, end=100), 1.01)
+    assert [packet.to for packet in link.step(1.01)] == [100], "a newer one is answered at once"

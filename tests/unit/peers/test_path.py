@@ -119,3 +119,13 @@ def test_a_connection_that_is_over_leaves_nothing(path):
     path.acked = 7
     path.begin(120.0)
     assert (path.number, path.via, path.acked, path.next_deadline()) == (0, None, 0, math.inf)
+
+
+def test_a_leader_that_was_silent_is_not_tried_again_at_once(path):
+    path.heard(1, VIA, 100.0)
+    path.go_direct(105.0)
+    path.try_later(105.0, 0.5)
+    assert not path.is_to_try(109.9)
+    assert path.is_to_try(110.0), "half of the timeout at the least"
+    path.try_soon(106.0, 0.5)
+    assert path.is_to_try(106.1), "it is back, or another one leads"
