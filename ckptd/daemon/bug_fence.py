@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from ckptd.shared.base.log_line import line
@@ -20,29 +20,28 @@ class BugFence:
         self.bugs = 0
         self._last = ""
 
-    @contextlib.contextmanager
-    def around(self, what: str, tell: Callable[[str], None]) -> Iterator[None]:
-        """Whatever is raised inside is logged with its traceback and put into a line. It must not be misuse or a fault.
+    def met(self, error: Exception, what: str, tell: Callable[[str], None]) -> None:
+        """Logs it with its traceback, and puts it into a line. It must not be misuse or a fault.
 
-        Blocks for a moment when it is what was caught last: a step that is always due would be tried without end.
+        To be called where it was caught. Blocks for a moment when it is what was caught last: a step that is always due
+        would be tried without end.
         """
-        try:
-            yield
-        except Exception as error:
-            self.bugs += 1
-            text = f"a bug of ckptd's in {what}: {type(error).__name__}: {error}"[:_MAX_CHARS]
-            log.exception(line("met a bug", step=what))
-            if text == self._last:
-                time.sleep(_PAUSE_S)
-            self._last = text
-            with contextlib.suppress(Exception):
-                tell(text)
+        self.bugs += 1
+        text = f"a bug of ckptd's in {what}: {type(error).__name__}: {error}"[:_MAX_CHARS]
+        log.error(line("met a bug", step=what), exc_info=error)
+        if text == self._last:
+            time.sleep(_PAUSE_S)
+        self._last = text
+        with contextlib.suppress(Exception):
+            tell(text)
 
     def each(self, steps: Iterable[Callable[[], object]], tell: Callable[[str], None]) -> None:
         """All of them in turn, whatever becomes of any."""
         for step in steps:
-            with self.around(_name_of(step), tell):
+            try:
                 step()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the loop continues
+                self.met(error, _name_of(step), tell)
 
 
 def _name_of(step: Callable[[], object]) -> str:

@@ -1,5 +1,6 @@
 """The loop: one event at a time into the catalogue, its actions out to arena, stores and ranks."""
 
+import gc
 import logging
 import os
 import signal
@@ -30,6 +31,7 @@ from ckptd.daemon.pace import Pace
 from ckptd.daemon.parity_executor import ParityExecutor
 from ckptd.daemon.rank_gateway import RankConnection, RankGateway
 from ckptd.daemon.rank_socket import Incoming, RankSocket
+from ckptd.daemon.readiness import Readiness, readable
 from ckptd.daemon.status_service import Sources, StatusService
 from ckptd.daemon.stopping import Stopping
 from ckptd.doctor import run as doctor
@@ -60,7 +62,6 @@ log = logging.getLogger("ckptd")
 _EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank, and for a next one
 _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
 _LOOK_S = 5.0  # how often the arena is looked for
-_NOTICE_S = 1.0  # how often systemd receives the state
 _LAST_WORDS_S = 0.5  # a rank that waits for the end may take so long to receive it
 _PULLS = 4  # encodes at once, of all jobs, and as many fetches: ranks wait for these, and not for an encode that hangs
 
@@ -104,11 +105,14 @@ class Daemon:
         self._queue: deque[ev.Event] = deque()
         self._handling, self._fence = False, BugFence()
         self._wake, self._signals = socket.socketpair()
+        self._ready, self._changed = Readiness(), True  # changed: something happened since the log was written
         self._stop = Stopping(config, self._catalogue, self._handle)
         self._empty_since: float | None = None
-        self._sweep_at, self._notice_at, self._homeless = 0.0, 0.0, False
+        self._sweep_at, self._homeless = 0.0, False
         self._look_at = self._started + _LOOK_S
-        self._watchdog_s = systemd.watchdog_interval_s()
+        self._manager = systemd.Manager(lambda: status.one_line(self._catalogue))
+        fds = (self._wake.fileno(), *(work.fileno() for work in self._backgrounds))
+        self._always = readable(self._socket.pollable, *self._plane.pollables, *fds)
 
     # --- life
 
@@ -144,6 +148,7 @@ class Daemon:
     def run(self) -> int:
         """Serves until SIGTERM, or until it is empty where that ends it; 1 when its arena was removed."""
         self._catch_signals()
+        gc.callbacks.append(self._pace.collecting)
         adoption = Adoption(
             self._arena,
             self._known_stores,
@@ -171,12 +176,8 @@ class Daemon:
         for end in (self._wake, self._signals):
             end.setblocking(False)
         signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
-
-        def stop(_number: int, _frame: object) -> None:
-            self._stop.signalled()
-
-        signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGINT, stop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop.signalled())
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def _ends(self) -> bool:
@@ -184,9 +185,10 @@ class Daemon:
         now = time.monotonic()
         if self._stop.asked:
             return self._stop.over(now)
+        if not self._config.exit_when_empty:
+            return False
         at_work = self._cleaning.busy or self._encoding.busy or self._fetching.busy
-        busy = at_work or self._stores.busy or not self._catalogue.empty
-        if not self._config.exit_when_empty or busy:
+        if at_work or self._stores.busy or not self._catalogue.empty:
             self._empty_since = None
             return False
         later = now + self._executor.numbers.needed_beyond_s(_EMPTY_GRACE_S)
@@ -219,40 +221,24 @@ class Daemon:
 
     @property
     def _backgrounds(self) -> tuple[Background, ...]:
-        return (
-            self._digesting,
-            self._allocating,
-            self._cleaning,
-            self._encoding,
-            self._fetching,
-            self._executor.boards.work,
-        )
+        threads = (self._digesting, self._allocating, self._cleaning, self._encoding, self._fetching)
+        return (*threads, self._executor.boards.work)
 
     def _wait(self) -> None:
         """Sleeps until something is readable or due."""
-        poller = zmq.Poller()
-        poller.register(self._socket.pollable, zmq.POLLIN)
-        for pollable in self._plane.pollables:
-            poller.register(pollable, zmq.POLLIN)
-        poller.register(self._wake.fileno(), zmq.POLLIN)
-        for work in self._backgrounds:
-            poller.register(work.fileno(), zmq.POLLIN)
-        for fd in self._liveness.descriptors:
-            poller.register(fd, zmq.POLLIN)
-        for link in self._stores.links:
-            poller.register(link.fileno(), zmq.POLLIN | (zmq.POLLOUT if link.wants_write else 0))
-        self._ready = dict(poller.poll(self._timeout_ms()))
+        ranks = readable(*self._liveness.descriptors)
+        stores = ((one.fileno(), zmq.POLLIN | (zmq.POLLOUT if one.wants_write else 0)) for one in self._stores.links)
+        self._ready.wait((*self._always, *ranks, *stores), self._timeout_ms())
 
     def _timeout_ms(self) -> int:
         now = time.monotonic()
         times = [self._catalogue.next_deadline(), self._stores.next_deadline(), self._stop.until]
         times += [self._plane.next_deadline(), self._status_service.next_deadline(), self._look_at]
+        times.append(self._manager.next_deadline())
         if self._liveness.unwatched:
             times.append(self._sweep_at)
         if self._empty_since is not None:
             times.append(self._empty_since + _EMPTY_GRACE_S)
-        if self._watchdog_s is not None:
-            times.append(self._notice_at + self._watchdog_s)
         due = min(t for t in times if t is not None)
         return int(max(0.0, due - now) * 1000) + 1  # at once may be said as -inf
 
@@ -261,28 +247,43 @@ class Daemon:
         now = time.monotonic()
         if self._wake.fileno() in self._ready:
             self._wake.recv(4096)
-        for incoming in self._socket.receive():
-            with self._fence.around(type(incoming.request).__name__, partial(self._refuse, incoming)):
+        self._pace.section("requests of ranks")
+        for incoming in self._socket.receive() if self._socket.pollable in self._ready else ():
+            try:
                 self._open(incoming)
-        for event in [*self._plane.receive(), *self._plane.tick()]:
-            with self._fence.around(
-                f"{type(event).__name__} of another node", partial(self._status_service.note, event.job)
-            ):
+            except Exception as error:  # noqa: BLE001 - whatever it is, the loop continues
+                self._fence.met(error, type(incoming.request).__name__, partial(self._refuse, incoming))
+        self._pace.section("packets of other nodes")
+        events = self._plane.receive(self._ready)
+        self._pace.section("links to other nodes")
+        for event in [*events, *self._plane.tick()]:
+            try:
                 self._handle(event)
+            except Exception as error:  # noqa: BLE001 - as above
+                what = f"{type(event).__name__} of another node"
+                self._fence.met(error, what, partial(self._status_service.note, event.job))
         served = (partial(self._serve, link) for link in self._stores.links)
-        done = (work.deliver for work in self._backgrounds)
+        done = (work.deliver for work in self._backgrounds if work.fileno() in self._ready)
         due = (partial(self._sweep, now), self._stores.tick, self._tick, partial(self._tell, now))
-        self._fence.each((self._status_service.read_mail, *served, *done, *due), self._status_service.own.append)
+        self._pace.section("answers")
+        self._fence.each((self._status_service.read_mail, *served, *done), self._status_service.own.append)
+        self._pace.section("what is due")
+        self._fence.each(due, self._status_service.own.append)
+        self._pace.section("bundles of packets")
 
     def _serve(self, link: StoreLink) -> None:
-        flags = self._ready.get(link.fileno(), 0)
+        flags = self._ready.of(link.fileno())
         if flags & zmq.POLLOUT:
             link.on_writable()
         if flags & ~zmq.POLLOUT:
             self._stores.receive(link)
 
     def _tick(self) -> None:
-        for action in self._catalogue.tick(time.monotonic()):
+        now = time.monotonic()
+        if (due := self._catalogue.next_deadline()) is None or now < due:
+            return
+        self._changed = True
+        for action in self._catalogue.tick(now):
             self._perform(action)
 
     def _refuse(self, incoming: Incoming, text: str) -> None:
@@ -365,6 +366,7 @@ class Daemon:
     def _handle(self, event: ev.Event) -> None:
         """One event through the catalogue. Events that its actions cause wait for their turn."""
         self._queue.append(event)
+        self._changed = True
         if self._handling:
             return
         self._handling = True
@@ -381,6 +383,7 @@ class Daemon:
 
     def _perform(self, action: act.Action) -> None:
         log.debug("action %s", action)
+        self._changed = True
         try:
             for part in self.actions[type(action)]:
                 part(action)
@@ -418,9 +421,11 @@ class Daemon:
     def _tell(self, now: float) -> None:
         """What has become of all that: to the ranks that asked, to the log, to systemd."""
         self._status_service.tick(time.monotonic())
-        for entry in self._event_log.news(self._catalogue.jobs, now):
-            log.log(*entry)
-        self._tell_systemd(now)
+        if self._changed:
+            self._changed = False
+            for entry in self._event_log.news(self._catalogue.jobs, now):
+                log.log(*entry)
+        self._manager.tell(now)
         self._look(now)
 
     def _look(self, now: float) -> None:
@@ -434,14 +439,6 @@ class Daemon:
             hint = "logind does that to /dev/shm at a user's last logout: loginctl enable-linger"
             log.error(line("the arena was removed, and what was staged with it", arena=self._arena.path, hint=hint))
             self._stop.ask(homeless=True)  # a drain that runs has its files open
-
-    def _tell_systemd(self, now: float) -> None:
-        if now < self._notice_at + _NOTICE_S or "NOTIFY_SOCKET" not in os.environ:
-            return
-        self._notice_at = now
-        if self._watchdog_s is not None:
-            systemd.watchdog()
-        systemd.status(status.one_line(self._catalogue))
 
 
 def _warnings(arena_dir: str) -> list[str]:

@@ -6,9 +6,10 @@ A manager that does not listen must not end the daemon, so failures are returned
 import math
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 _TIMEOUT_S = 1.0
+_AGAIN_S = 1.0  # between two lines of status
 _CLOSING_S = 25.0  # after a drain: ending workers and threads takes its time
 
 
@@ -58,6 +59,28 @@ def watchdog_interval_s(environ: Mapping[str, str] = os.environ, pid: int | None
     if meant_for and meant_for != str(os.getpid() if pid is None else pid):
         return None
     return int(usec) / 2e6
+
+
+class Manager:
+    """Receives once a second what the daemon does, and that its loop turns. text: says the first."""
+
+    def __init__(self, text: Callable[[], str], environ: Mapping[str, str] = os.environ) -> None:
+        self._text = text
+        self._listens, self._watchdog_s = "NOTIFY_SOCKET" in environ, watchdog_interval_s(environ)
+        self._told_at = 0.0
+
+    def next_deadline(self) -> float | None:
+        """When ``tell`` must be called at the latest; None: nobody waits for it."""
+        return None if self._watchdog_s is None else self._told_at + self._watchdog_s
+
+    def tell(self, now: float) -> None:
+        """To be called in each turn. Blocks as ``notify`` does."""
+        if not self._listens or now < self._told_at + _AGAIN_S:
+            return
+        self._told_at = now
+        if self._watchdog_s is not None:
+            watchdog()
+        status(self._text())
 
 
 def _one_line(text: str) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import zmq
 
@@ -34,6 +34,7 @@ class PeerPlane(RelayedLinks):
     def __init__(self, identity: Identity, *, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(identity.node, timeout_s=timeout_s, clock=clock)
         self._identity = identity
+        self._polled_at = -math.inf  # when this turn began: what had arrived by then was found by it
         self._outbox = Outbox(super().carry, clock)
         self._keep_alive = KeepAlive(self._send_signs_of_life, timeout_s / KEEPALIVES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -97,6 +98,7 @@ class PeerPlane(RelayedLinks):
 
     def turn_begins(self) -> None:
         """The loop is at work from now on: should that take long, a thread sends signs of life."""
+        self._polled_at = self._clock()
         self._keep_alive.begins(time.monotonic())
         self._outbox.begins()
 
@@ -105,10 +107,14 @@ class PeerPlane(RelayedLinks):
         self.send_bundles()
         self._keep_alive.ends()
 
-    def receive(self) -> list[ev.Event]:
-        """What waits, at most so much that the loop continues."""
+    def receive(self, ready: Container[object] | None = None) -> list[ev.Event]:
+        """What waits, at most so much that the loop continues. ready: pollables in which the turn found something."""
         now = self._clock()
-        self._zap.serve(self._is_known, now)
+        if ready is None or self._zap.pollable in ready:
+            self._zap.serve(self._is_known, now)
+        if ready is not None and self._router not in ready:
+            self._listened_at = self._polled_at
+            return self.take_events()
         for _ in range(_RECEIVE_MOST):
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)

@@ -60,3 +60,17 @@ def test_a_manager_that_is_gone_is_no_error(tmp_path):
 )
 def test_watchdog_interval(environ, interval_s):
     assert systemd.watchdog_interval_s(environ, pid=42) == interval_s
+
+
+def test_the_manager_learns_once_a_second_what_the_daemon_does(manager, monkeypatch):
+    monkeypatch.setenv("WATCHDOG_USEC", "4000000")
+    told = systemd.Manager(lambda: "one job")
+    assert told.next_deadline() == 2.0
+    for now in (10.0, 10.5, 10.9):
+        told.tell(now)
+    assert told.next_deadline() == 12.0
+    told.tell(11.0)
+    assert [manager.recv(4096) for _ in range(4)] == [b"WATCHDOG=1", b"STATUS=one job"] * 2
+    manager.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        manager.recv(4096)

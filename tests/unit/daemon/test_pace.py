@@ -1,6 +1,7 @@
 """Turns of the loop: the long ones are counted, and the log names their longest part."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -56,6 +57,43 @@ def test_what_follows_a_part_is_not_its_own(clock, caplog):
         clock.now += 0.3
     (said,) = caplog.messages
     assert "mostly=the rest" in said.replace('"', "")
+
+
+def test_a_section_is_named_when_no_part_of_it_was_longer(clock, caplog):
+    caplog.set_level(logging.INFO, "ckptd")
+    pace = Pace(Plane(), clock, clock)
+    with pace.turn():
+        pace.section("requests of ranks")
+        clock.now += 0.01
+        pace.section("links to other nodes")
+        with pace.part("LoadAsked"):
+            clock.now += 0.02
+        clock.now += 0.3
+    (said,) = caplog.messages
+    assert "mostly=links to other nodes" in said.replace('"', "")
+    assert "cpu_s=0.33" in said
+
+
+def test_a_collection_is_a_part_that_interrupts_another(clock, caplog):
+    caplog.set_level(logging.INFO, "ckptd")
+    pace = Pace(Plane(), clock)
+    with pace.turn(), pace.part("LoadAsked"):
+        clock.now += 0.02
+        pace.collecting("start", {})
+        clock.now += 0.05
+        pace.collecting("stop", {})
+        clock.now += 0.03
+    (said,) = caplog.messages
+    assert ("mostly=garbage collection" in said.replace('"', ""), "part_s=0.05" in said) == (True, True)
+
+
+def test_a_collection_in_another_thread_is_no_part(clock, caplog):
+    caplog.set_level(logging.INFO, "ckptd")
+    pace = Pace(Plane(), clock)
+    with pace.turn(), pace.part("LoadAsked"), ThreadPoolExecutor(1) as pool:
+        pool.submit(pace.collecting, "start", {}).result()
+        clock.now += 0.06
+    assert "mostly=LoadAsked" in caplog.messages[0]
 
 
 def test_many_long_turns_make_few_lines(clock, caplog):
