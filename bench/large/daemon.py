@@ -49,6 +49,8 @@ class RealDaemon:
         """Starts its process, in a session of its own: what a terminal sends does not reach it."""
         command = [sys.executable, "-m", "ckptd", "run", "--arena", self.arena, "--node", self.node, *self._settings]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("CKPTD_")}
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed daemon finds its modules compiled
+        environ["PYTHONPYCACHEPREFIX"] = os.path.join(os.path.dirname(self.arena), "compiled")
         with open(f"{self.arena}.log", "ab") as log:
             self._process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
 
