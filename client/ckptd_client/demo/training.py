@@ -78,7 +78,7 @@ class Training:
         torch.manual_seed(SEED)
         self.model = GPT(shape)
         torch.manual_seed(SEED + 1 + rank)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, fused=True)
         self.scheduler = torch.optim.lr_scheduler.OneCycleLR(
             self.optimizer, max_lr=LEARNING_RATE, total_steps=steps, cycle_momentum=False
         )

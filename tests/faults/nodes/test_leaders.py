@@ -50,7 +50,7 @@ def paths(led: Led) -> dict[str, str]:
 
 def await_leader(led: Led) -> None:
     """Until the packets of b go by d."""
-    wait_for(lambda: paths(led) == {"a": "d", "b": "d"})
+    wait_for(lambda: paths(led) == {"a": "d", "b": "d"}, every_s=0.1)  # it reads logs
 
 
 def unreachable(led: Led, ranks: Ranks) -> list[str]:
@@ -63,7 +63,7 @@ def test_a_leader_that_is_stopped_during_saves_is_left_and_gone_back_to(led: Led
     ranks.start("save", 20)
     stop(led.nodes["d"].daemon.pid)
     try:
-        wait_for(lambda: paths(led) == {"a": "direct", "b": "direct"})
+        wait_for(lambda: paths(led) == {"a": "direct", "b": "direct"}, every_s=0.1)
         assert "b" not in unreachable(led, ranks)
     finally:
         os.kill(led.nodes["d"].daemon.pid, signal.SIGCONT)

@@ -20,6 +20,7 @@ from ckptd_client._local.rank import Group
 from ckptd_client._state.naming import NOTHING_NAMED
 from ckptd_client._state.pickle import NO_PICKLE
 from tests.hostile import forge
+from tests.long_form import LONG
 from tests.on_meshes import many_and_few, rank_of, rows, spread, values, write
 from tests.stored import records_of
 
@@ -96,7 +97,7 @@ def targets(final, rank, world_size, state_of, find=sought.index_of):
 
 
 @given(jobs().filter(lambda job: job[0] > 1), jobs(), st.sampled_from([None, ()]))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25 if LONG else 12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("no_others")
 def test_any_job_loads_what_any_other_saved(tmp_path_factory, saved, loading, replicated):
     """replicated: replicas divide what they save, or each saves all of it."""
