@@ -15,7 +15,7 @@ THEMES: dict[str, tuple[Mistake, ...]] = {
 MISTAKES = tuple(mistake for theme in THEMES.values() for mistake in theme)
 assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES)
 
-# Other ways to the message of one that stays, and what Python says by itself, in interpreters that import torch by themselves:
+# Other ways to the message of one that stays, and what Python says by itself, where interpreters import all of torch:
 # `make test` leaves them to `make mistakes` and `make faults`.
 _VARIANTS = """
     step-float step-negative step-text load-model-instead-of-dict open-file-in-state generator-in-state meta-tensor
