@@ -1,5 +1,6 @@
 """A process that stands still: SIGSTOP, and what has to be waited for after it."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -12,8 +13,16 @@ def stop(pid: int) -> None:
 
     The signal is there before the threads have seen it: on a busy machine one of them may still answer somebody.
     """
+    assert pid > 0, "a signal to 0 is one to the whole group"
     os.kill(pid, signal.SIGSTOP)
     wait_for(lambda: all(map(_stands, Path("/proc").glob(f"{pid}/task/*"))))
+
+
+def resume(pid: int) -> None:
+    """After ``stop``; a process that is gone needs nothing."""
+    assert pid > 0, "a signal to 0 is one to the whole group"
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 def _stands(thread: Path) -> bool:

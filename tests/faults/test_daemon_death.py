@@ -13,7 +13,7 @@ from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.format.arena_paths import LOCK
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import JOB, MB, RankError, Ranks, daemons, sealed, told
-from tests.standstill import stop
+from tests.standstill import resume, stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
 
@@ -350,7 +350,7 @@ def test_a_daemon_that_stops_answering_never_holds_a_save_beyond_its_deadline(no
             ((_, end, reason),) = ranks.call("handle", step)
             assert end in ("failed", "skipped"), (step, end)
             assert reason
-        node.daemon.send_signal(signal.SIGCONT)
+        resume(node.daemon.pid)
         assert saved(ranks, 6)
         node.kill()
         node.start()

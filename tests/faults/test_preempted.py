@@ -13,7 +13,7 @@ from tests.cluster import Node, wait_for
 from tests.faults.nodes.clusters import Zygote, a_cluster
 from tests.faults.ranks import Ranks, told
 from tests.faults.test_polite_kill import CLIENTS_OWN, SELDOM, SLOW, begin, durable
-from tests.standstill import stop
+from tests.standstill import resume, stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
 
@@ -245,7 +245,7 @@ def test_a_node_that_does_not_answer_is_named_and_the_rank_that_is_past_the_step
         os.kill(ranks[0].pid, signal.SIGTERM)
         wait_for(lambda: (job := cluster.job("a")) and any("node b did not say" in text for text in job.errors))
         time.sleep(0.2)
-        cluster.nodes["b"].daemon.send_signal(signal.SIGCONT)
+        resume(cluster.nodes["b"].daemon.pid)
         first, second = (rank.result(40) for rank in ranks.all)
         assert first["step"] < second["step"]
         assert any(f"all ranks save at step {first['step']}" in text for text in second["logs"]), second["logs"]

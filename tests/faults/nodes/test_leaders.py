@@ -2,13 +2,12 @@
 
 import os
 import re
-import signal
 
 import pytest
 
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster, Ranks
-from tests.standstill import stop
+from tests.standstill import resume, stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-leaders")]
 JOBS = iter(range(1000))
@@ -66,7 +65,7 @@ def test_a_leader_that_is_stopped_during_saves_is_left_and_gone_back_to(led: Led
         wait_for(lambda: paths(led) == {"a": "direct", "b": "direct"}, every_s=0.1)
         assert "b" not in unreachable(led, ranks)
     finally:
-        os.kill(led.nodes["d"].daemon.pid, signal.SIGCONT)
+        resume(led.nodes["d"].daemon.pid)
     ranks.results()
     ranks.save(30, "protected", "durable")
     await_leader(led)

@@ -1,7 +1,6 @@
 """What happens between daemons: cuts, silence, repetitions, flipped bits, strangers."""
 
 import os
-import signal
 import time
 
 import pytest
@@ -12,7 +11,7 @@ from tests.cluster import wait_for
 from tests.faults.nodes.clusters import PEER_TIMEOUT_S, Cluster, Ranks, a_cluster
 from tests.faults.nodes.relay import Flip, Repeat
 from tests.faults.ranks import SAVE_TIMEOUT_S
-from tests.standstill import stop
+from tests.standstill import resume, stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-links")]
 
@@ -122,7 +121,7 @@ def test_a_stopped_peer_degrades_its_set_until_it_goes_on(four: Cluster, job: st
         assert {rank.call("handle", 10)[0] for rank in ranks.all if rank.rank != 1} <= {"staged", "durable"}
         assert not any(c.protected for c in four.job("a", job).checkpoints)
     finally:
-        os.kill(four.nodes["b"].daemon.pid, signal.SIGCONT)
+        resume(four.nodes["b"].daemon.pid)
         four.relays["b"].bulk.held = False
     wait_for(lambda: any(c.protected for c in four.job("a", job).checkpoints))
     wait_for(lambda: degraded(four, job) == "")

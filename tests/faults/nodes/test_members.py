@@ -1,15 +1,12 @@
 """Who runs where changes between two lives of a job; lives that overlap; jobs side by side."""
 
-import os
-import signal
-
 import pytest
 
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import KB, MB, PEER_TIMEOUT_S, Cluster
 from tests.faults.ranks import RankError
 from tests.long_form import LONG, in_long
-from tests.standstill import stop
+from tests.standstill import resume, stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-members")]
 
@@ -174,7 +171,7 @@ def test_a_node_that_froze_wakes_up_in_a_job_that_went_on_without_it(four: Clust
         new.save(20, "protected", "durable")
     finally:
         for pid in frozen:
-            os.kill(pid, signal.SIGCONT)
+            resume(pid)
     with pytest.raises(RankError, match="step 30 "):  # it was handed over before its daemon heard what went on
         old[3].call("save_staged", 30, 4.0)
     assert old[3].call("handle", 30)[0] is None

@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +14,7 @@ from tests import pythons
 from tests.cluster import Node, wait_for
 from tests.faults.nodes.capture import in_readme, shape_of, taken
 from tests.faults.nodes.clusters import MB, Cluster, a_cluster, within
-from tests.standstill import stop
+from tests.standstill import resume, stop
 
 NAMES = "abcd"
 SHARD_NBYTES = 4 * MB
@@ -83,7 +81,7 @@ def stopped(node: Node):
     try:
         yield
     finally:
-        os.kill(node.daemon.pid, signal.SIGCONT)
+        resume(node.daemon.pid)
 
 
 def test_a_daemon_that_does_not_answer_is_named_and_costs_less_than_a_second(cluster):
@@ -153,7 +151,7 @@ def test_a_store_that_hangs_for_another_node_is_reported_with_its_name(cluster):
         text = command(cluster.nodes["c"], "--nodes")
         assert f"d: {cluster.store} gives no answer" in " ".join(text.split())
     finally:
-        os.kill(worker, signal.SIGCONT)
+        resume(worker)
     ranks.call("wait", 1, "durable")
     cluster.end(ranks)
 

@@ -1,7 +1,5 @@
 """steps() and latest() answer alike on every node: the coordinator is asked, and an error says if it cannot be."""
 
-import os
-import signal
 import time
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster, a_cluster
 from tests.faults.ranks import RankError
-from tests.standstill import stop
+from tests.standstill import resume, stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-steps")]
 MOST_S = 15.0  # the daemon's patience is 10
@@ -65,7 +63,7 @@ def test_a_coordinator_that_does_not_answer_is_an_error_with_its_name(two: Clust
             assert "ckptd status --nodes" in str(raised.value), "what to type"
             assert time.monotonic() - began < MOST_S
     finally:
-        os.kill(two.nodes["a"].daemon.pid, signal.SIGCONT)
+        resume(two.nodes["a"].daemon.pid)
     wait_for(lambda: ranks[1].call("latest") == 10)
     two.end(ranks)
 

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from ckptd.peers.keys import make_keys, write_keys
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Rendezvous
 from tests.cluster import ROOT, Node, wait_for
-from tests.standstill import stop
+from tests.standstill import resume, stop
 from tests.unit.daemon.test_rank_gateway import Rank
 from tests.unit.peers.test_daemon import ask_node
 
@@ -240,7 +239,7 @@ def test_a_daemon_that_hangs_is_found_and_costs_seconds(pair):
         assert code == 1
         assert "did not answer in 5 s" in found["daemon"]["detail"]
     finally:
-        one.daemon.send_signal(signal.SIGCONT)
+        resume(one.daemon.pid)
     wait_for(lambda: one.try_status() is not None)
     with Daemon(one.arena) as daemon:
         assert daemon.status(nodes=True).jobs == []

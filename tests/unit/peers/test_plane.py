@@ -3,7 +3,6 @@
 import errno
 import itertools
 import os
-import signal
 import time
 
 import msgspec
@@ -25,7 +24,7 @@ from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.topology import Peer, Topology
 from tests.links import give_up
 from tests.runs import RUN
-from tests.standstill import stop
+from tests.standstill import resume, stop
 from tests.unit.peers.planes import JOB, OTHER, TIMEOUT_S, Apart, World, a_plane, staged
 
 NUMBERS = itertools.count(1_000_000, 2)  # of messages, unlike any that a test counts itself
@@ -287,7 +286,7 @@ def test_a_process_that_is_stopped_is_down_and_up_again(world):
         world.until(lambda: world.of("a", ev.PeerDown))
         assert 0.5 * TIMEOUT_S < time.monotonic() - started < 3 * TIMEOUT_S
         assert not a.send(JOB, "b", staged("a", 1))
-        os.kill(apart.process.pid, signal.SIGCONT)
+        resume(apart.process.pid)
         world.until(lambda: len(world.ups("a")) == 2)
         assert world.ups("a") == [True, False]
         assert a.send(JOB, "b", staged("a", 1000))

@@ -1,6 +1,5 @@
 """Stores with real workers: one that dies, hangs or is silent costs its requests an answer, never the daemon time."""
 
-import contextlib
 import os
 import select
 import signal
@@ -24,7 +23,7 @@ from ckptd.system.niceness import Niceness
 from tests.cluster import wait_for
 from tests.runs import COMMITTER, RUN, SET, give_id
 from tests.slots import make_vote, write_slot
-from tests.standstill import stop
+from tests.standstill import resume, stop
 
 LONG_S = 60.0
 
@@ -40,8 +39,8 @@ def make():
     yield make
     for stores in made:
         for link in stores.links:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(link.pid, signal.SIGCONT)
+            if link.pid:  # not one that is being started
+                resume(link.pid)
         stores.close()
 
 
@@ -128,7 +127,7 @@ def test_patience_ends_one_request_and_its_late_answer_is_ignored(make, tmp_path
     answers.ask()
     answers.turn(2)
     assert (type(answers[-1]), answers[-1].code) == (Failed, "late")
-    os.kill(pid(stores), signal.SIGCONT)
+    resume(pid(stores))
     answers.turn(3)
     assert isinstance(answers[-1], Done)
     assert len(answers) == 3

@@ -11,7 +11,7 @@ import pytest
 
 from ckptd_client import UsageError
 from tests.cluster import wait_for
-from tests.standstill import stop
+from tests.standstill import resume, stop
 
 
 def boards(node, job):
@@ -40,7 +40,7 @@ def stopped(node):
     try:
         yield
     finally:
-        node.daemon.send_signal(signal.SIGCONT)
+        resume(node.daemon.pid)
 
 
 def test_a_daemon_that_hangs_is_notified_by_one_thread_and_it_is_said_what_to_type(node, join, caplog):
@@ -83,7 +83,7 @@ def test_a_process_that_ends_while_it_notifies_a_daemon_that_hangs_ends_without_
     try:
         _, err = process.communicate(timeout=120)
     finally:
-        node.daemon.send_signal(signal.SIGCONT)
+        resume(node.daemon.pid)
     assert (process.returncode, b"Traceback" in err) == (0, False), err.decode()
 
 
