@@ -9,12 +9,13 @@ import time
 import uuid
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Self
 
 from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals
 from tests import forks
-from tests.cluster import Node
+from tests.cluster import Node, wait_for
 
 JOB = "job"
 SAVE_TIMEOUT_S = 10.0
@@ -78,15 +79,19 @@ class Rank:
         """A signal; a deadly one is waited for."""
         os.kill(self.pid, number)
         if number == signal.SIGKILL:
-            self.process.join(60)
-            assert not self.process.is_alive()
+            _wait_for_end(self.process)
 
     def end(self) -> None:
         """Whatever state it is in, it is gone after this."""
         if self.process.is_alive():
             self.process.kill()
-        self.process.join(60)
+        _wait_for_end(self.process)
         self._conn.close()
+
+
+def _wait_for_end(process: BaseProcess) -> None:
+    """``join`` waits for what it has forked too: that keeps a pipe of it open."""
+    wait_for(lambda: not process.is_alive())
 
 
 class Ranks:
@@ -123,7 +128,7 @@ class Ranks:
         for rank in self.all:
             os.kill(rank.pid, signal.SIGKILL)
         for rank in self.all:
-            rank.process.join(60)
+            _wait_for_end(rank.process)
 
     def __enter__(self) -> Self:
         return self
@@ -278,6 +283,7 @@ class Trainer:
             assert time.monotonic() < deadline, f"step {step} has no end after {timeout_s} s: {handle}"
             self._client._staging.pump(0.05)
             self.watch()
+        self.watch()
         return self.handle(step)
 
     def wait_newest(self, milestone: str = "durable", timeout_s: float | None = 30.0) -> int | None:

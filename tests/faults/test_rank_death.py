@@ -75,9 +75,7 @@ def test_a_segment_cut_off_by_a_kill_is_never_offered_and_its_slot_is_free_again
         before = node.slots()
         workers += ranks.call("fork_workers")[0]
         ranks.start("save_slowly", 1)
-        wait_for(
-            lambda: half_copied(node, 0), every_s=0.001
-        )  # it stays so: the daemon frees the slot when the rank ends
+        wait_for(lambda: half_copied(node, 0), every_s=0.001)
         ranks[0].kill()
     assert sealed(node) == []
     assert all(os.path.exists(f"/proc/{pid}") for pid in workers), "the forked workers live on"
