@@ -17,7 +17,7 @@ from ckptd.system.niceness import _IOPRIO_SET
 from tests import pythons
 from tests.cluster import wait_for
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 MB = 1 << 20
 CAP = 16 * MB
 

@@ -15,7 +15,7 @@ from tests.cluster import Node, wait_for
 from tests.faults.ranks import JOB, MB, RankError, Ranks, daemons, sealed, told
 from tests.standstill import resume, stop
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 LONG = os.environ.get("FAULTS") == "long"
 SLOW = ("--drain-bandwidth", "16M")  # of three chunks of 16 MiB the last is written after three seconds

@@ -22,7 +22,7 @@ from tests.faults.ranks import JOB, MB, Ranks, told
 from tests.hostile import reader as hostile
 from tests.hostile.reader import some_state
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), needs_fuse]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), needs_fuse]
 PAGE = 4096
 READERS = ["load", "load_two", "load_from", "plugin", "verify", "export", "export_dcp", "rebuild"]
 

@@ -14,7 +14,7 @@ from tests.cluster import Node, wait_for
 from tests.faults.mounts import FuseStore, mounted, needs_fuse, needs_root
 from tests.faults.ranks import JOB, MB, RankError, Ranks, told
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 STORE_TIMEOUT_S = 1.5
 FLAGS = ("--store-timeout-s", str(STORE_TIMEOUT_S), "--stop-drain-s", "1")

@@ -14,7 +14,7 @@ import pytest
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import RankError, Ranks, told
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 CALL = "every rank calls save (one rank alone: connect(alone=True))"
 WAITS = f"ckptd: step 10 waits for ranks 1-3: {CALL}; ranks 1-3 are pids "

@@ -12,7 +12,7 @@ from tests.cluster import Node, wait_for
 from tests.faults.nodes.clusters import Cluster, Zygote, a_cluster
 from tests.faults.ranks import MB, Ranks, told
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 CLIENTS_OWN = "--exit-when-empty"  # as a client starts it
 LONG = os.environ.get("FAULTS") == "long"

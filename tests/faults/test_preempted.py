@@ -15,7 +15,7 @@ from tests.faults.ranks import Ranks, told
 from tests.faults.test_polite_kill import CLIENTS_OWN, SELDOM, SLOW, begin, durable
 from tests.standstill import resume, stop
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 LONG = os.environ.get("FAULTS") == "long"
 MANY = 1_000_000  # steps, of which none is reached

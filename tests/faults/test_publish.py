@@ -14,7 +14,7 @@ from tests import pythons
 from tests.cluster import wait_for
 from tests.faults.ranks import JOB, Ranks, told
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 POINTS = tuple(p for p in failpoints.POINTS if p.startswith("publish."))
 WORLD = 2

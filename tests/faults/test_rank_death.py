@@ -14,7 +14,7 @@ from ckptd.shared.format.slot import SEALS_NBYTES
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import MB, RankError, Ranks, sealed, told
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 LARGE_NBYTES = 64 * MB
 SLACK_S = 1.0

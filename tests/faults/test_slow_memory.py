@@ -11,7 +11,7 @@ from ckptd_client._daemon import link
 from tests import pythons
 from tests.cluster import Node, wait_for
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 STATE = {"w": torch.arange(1000)}
 SLACK_S = 1.0

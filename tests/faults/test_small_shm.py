@@ -10,7 +10,7 @@ import pytest
 from tests.faults.mounts import mounted, needs_root
 from tests.faults.ranks import MB, Rank, RankError, Ranks, told
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(60), needs_root]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), needs_root]
 
 LONG = os.environ.get("FAULTS") == "long"
 SHM_NBYTES = 64 * MB

@@ -16,7 +16,7 @@ from tests.cluster import Node, wait_for
 from tests.faults.mounts import FuseStore, needs_fuse
 from tests.faults.ranks import MB, Ranks, sealed, told
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 SLOW = ("--drain-bandwidth", "8M")  # of three chunks of 16 MiB the last is written after six seconds
 SLOW_NBYTES = 48 * MB

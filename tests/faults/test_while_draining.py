@@ -17,7 +17,7 @@ from ckptd.system.files import FileLayer
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import JOB, MB, Ranks, told
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 SLOW = ("--drain-bandwidth", "32M", "--keep-last", "1")
 SLOW_NBYTES = 48 * MB  # of three chunks of 16 MiB the last is written after one and a half seconds

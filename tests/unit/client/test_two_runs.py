@@ -28,7 +28,7 @@ from ckptd_client.integrations._kit.staged import Content, stage
 from tests.runs import OTHER_RUN, RUN
 
 STEP = 7
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture

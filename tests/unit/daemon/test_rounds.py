@@ -8,7 +8,7 @@ import pytest
 
 from ckptd.daemon.background import Background, Rounds
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(name="background")

@@ -24,7 +24,7 @@ from ckptd_client.integrations._kit.trainer_run import TrainerRun
 from ckptd_client.integrations.accelerate import CkptdAccelerator
 from tests.cluster import Node
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 
 @pytest.fixture(scope="module")

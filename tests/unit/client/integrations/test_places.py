@@ -31,7 +31,7 @@ from tests.runs import RUN
 
 SAVE = SaveId(1, 1, 1, RUN)
 SLOW = ("--drain-bandwidth", "50000")
-pytestmark = [pytest.mark.timeout(90), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 
 class Training:

@@ -16,7 +16,7 @@ from ckptd_client._local import slots
 from ckptd_client._save.preparing import Preparing
 from tests.cluster import Node, wait_for
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 SLOTS = 3
 
