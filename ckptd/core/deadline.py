@@ -25,3 +25,7 @@ class Deadline:
     def by(self, now: float) -> bool:
         """Whether something is due by now."""
         return (at := self.at) is not None and at <= now
+
+    def check(self) -> None:
+        """Asserts that nothing has changed without saying so since the last check; tests call it after every event."""
+        assert self.at == (now := self._ask()), f"was due at {self._at}, is due at {now}"  # noqa: S101

@@ -52,7 +52,7 @@ class Catalogue:
         out: list[Action] = []
         for job in list(self.jobs.values()):
             self._tick(job, out, now)
-            if (due := job.coordinator.next_deadline()) is not None and due <= now and job.node.job in self.jobs:
+            if (due := job.coordinator.due.at) is not None and due <= now and job.node.job in self.jobs:
                 self._tick(job, out, now)  # what it gave back has made something else due
         return out
 
@@ -125,7 +125,7 @@ class Catalogue:
 
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""
-        times = [at for job in self.jobs.values() for at in (job.coordinator.next_deadline(), job.node.due.at)]
+        times = [at for job in self.jobs.values() for at in (job.coordinator.due.at, job.node.due.at)]
         return min((at for at in times if at is not None), default=None)
 
     @property
@@ -137,7 +137,9 @@ class Catalogue:
         """Asserts the invariants of every job."""
         for job in self.jobs.values():
             job.node.check()
+            job.node.due.check()
             job.coordinator.check()
+            job.coordinator.due.check()
 
     def _job(self, key: JobKey) -> Job:
         if key not in self.jobs:

@@ -47,7 +47,7 @@ class Coordinator:
         self.preemption = Preemption(job, node)
         self._know_nothing()
         self._now = 0.0  # of the last event
-        self._due = Deadline(self._deadline)
+        self.due = Deadline(self._deadline)  # changes with what happens here
         self._blank = False  # the last scan found no store at its path
         self._looked_at = 0.0  # when the store was scanned last
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
@@ -77,7 +77,7 @@ class Coordinator:
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """What to do about reports of nodes, or the outcome of an action of the coordinator."""
         self._now = now
-        self._due.changed()
+        self.due.changed()
         if not isinstance(event, ev.Report | ev.Reports):
             return [*self.events[type(event)](event, now), *self._react(now)]
         reports = event.reports if isinstance(event, ev.Reports) else (event,)
@@ -327,7 +327,7 @@ class Coordinator:
 
     def retire(self, incarnation: int) -> None:
         """Another node coordinates the job now, in this incarnation."""
-        self._due.changed()
+        self.due.changed()
         if self.sessions.session or self.facts.records:
             self.sessions.retire(incarnation)
             self.inventory.forget()
@@ -337,7 +337,7 @@ class Coordinator:
         """Memory of the job was found at start and no rank is attached yet."""
         self.leave.adopted(now)
         self._asked_scan, self._now = True, now
-        self._due.changed()
+        self.due.changed()
         self.inventory.born({*self.sessions.nodes, *self._former} - {self._node})
         return [self._scan(), *self._react(now)]
 
@@ -423,10 +423,6 @@ class Coordinator:
         invariants.check(self.facts, self.parity)
         assert (left := self._round(self._now)) == [], f"it had not settled: {left}"  # noqa: S101
 
-    def next_deadline(self) -> float | None:
-        """The earliest time at which tick has something to do."""
-        return self._due.at
-
     def _deadline(self) -> float | None:
         machines = (self.sessions, self.saves, self.restores, self.inventory, self.parity, self.preemption)
         times = [machine.next_deadline() for machine in (*machines, self._missing, self.leave.rebuild)]
@@ -434,10 +430,10 @@ class Coordinator:
 
     def tick(self, now: float) -> list[Action]:
         """What is due by now."""
-        if not self._due.by(now):
+        if not self.due.by(now):
             return []
         self._now = now
-        self._due.changed()
+        self.due.changed()
         return self._tick(now)
 
     def _tick(self, now: float) -> list[Action]:
