@@ -1,9 +1,9 @@
 """Hypothesis profiles: the default keeps `make test` quick, HYPOTHESIS_PROFILE=long searches for hours.
 
-And the order of the files: those that take longest come first, so that no worker is left with one at the end. And
-the groups: tests that share what a fixture of a module makes run in one worker, so that it is made once, and so do
-those of a short file, so that the workers are not handed thousands of pieces. And
-SHARE=K/N: the K-th of N shares of the tests, K counted on beyond N.
+And the order of the files: those that take longest come first, so that no worker is left with one at the end. And the
+groups: tests that share what a fixture of a module makes run in one worker, so that it is made once, and so do those of
+a short file, so that the workers are not handed thousands of pieces. And the workers, which are forked. And SHARE=K/N:
+the K-th of N shares of the tests, K counted on beyond N.
 """
 
 import gc
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config, items):
         others = [item for item in items if zlib.crc32(item.nodeid.encode()) % int(shares) != chosen]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % int(shares) == chosen]
-    seconds = longest.longest()
+    seconds = longest.seconds_of_files()
     items.sort(key=lambda item: (-seconds.get(_file_of(item), 0.0), _file_of(item)))
     for item in items:
         path = _file_of(item)

@@ -8,7 +8,7 @@ LONGEST = os.path.join(os.path.dirname(__file__), "longest.tsv")
 _LONG_S = 4.0
 
 
-def longest() -> dict[str, float]:
+def seconds_of_files() -> dict[str, float]:
     """The seconds of the files that take longest, for a run to begin with them."""
     with open(LONGEST, encoding="utf-8") as file:
         rows = [line.rstrip("\n").split("\t") for line in file]

@@ -1,7 +1,6 @@
 """What campaigns on real daemons share: an end that cleans up whatever ends them, and calls of which each rank says."""
 
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -77,13 +76,3 @@ def answers(ranks: Ranks, name: str, *args: Any, timeout_s: float = 60.0, **name
         except (AssertionError, OSError) as error:
             found.append(Answer(kind="stuck", text=f"{name} on rank {rank.rank}: {error}"))
     return found
-
-
-def send(pid: int, number: int) -> bool:
-    """A signal to a process of ours; whether it was there to get it."""
-    assert pid > 0, "a signal to 0 is one to the whole group"
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True

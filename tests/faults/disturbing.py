@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from tests.cluster import Node, wait_for
-from tests.faults.campaigns import send
 from tests.faults.kill_plan import RELAYED, Disturbance
 from tests.faults.nodes.clusters import Cluster, Ranks
+from tests.signals import send
 
 _TICK_S = 0.03
 _END_S = 60.0

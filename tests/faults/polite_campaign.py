@@ -24,9 +24,10 @@ from ckptd.shared.format import arena_paths
 from ckptd.store.posix.scan import scan
 from ckptd.system.files import FileLayer
 from tests.cluster import Node
-from tests.faults.campaigns import OverdueError, ended_by_signals, no_longer_than, send
+from tests.faults.campaigns import OverdueError, ended_by_signals, no_longer_than
 from tests.faults.nodes.clusters import Cluster, Ranks, Zygote, a_cluster
 from tests.faults.ranks import RankError, daemons
+from tests.signals import send
 
 JOB = "job"
 EPISODE = 25

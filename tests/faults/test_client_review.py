@@ -24,12 +24,10 @@ SLACK_S = 0.8
 
 
 def kill_daemon(node: Node, client) -> None:
-    """The daemon that the client started; returns when the client has heard of it."""
+    """The daemon that the client started; returns when the client, which may have a thread of its own, knows it."""
     os.kill(node.status().pid, signal.SIGKILL)
     channel = client._link._channel
-    wait_for(
-        lambda: channel.lost or (channel.pump(time.monotonic() + 0.1) and channel.lost)
-    )  # a thread of it may hear too
+    wait_for(lambda: channel.lost or (channel.pump(time.monotonic() + 0.1) and channel.lost))
 
 
 def failing(monkeypatch, error: BaseException, times: int = 1):

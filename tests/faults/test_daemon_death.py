@@ -13,7 +13,7 @@ from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.format.arena_paths import LOCK
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import JOB, MB, RankError, Ranks, daemons, sealed, told
-from tests.standstill import resume, stop
+from tests.signals import resume, stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 

@@ -13,7 +13,7 @@ from tests.cluster import Node, wait_for
 from tests.faults.nodes.clusters import Zygote, a_cluster
 from tests.faults.ranks import Ranks, told
 from tests.faults.test_polite_kill import CLIENTS_OWN, SELDOM, SLOW, begin, durable
-from tests.standstill import resume, stop
+from tests.signals import resume, stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 

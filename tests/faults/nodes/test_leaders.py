@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster, Ranks
-from tests.standstill import resume, stop
+from tests.signals import resume, stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-leaders")]
 JOBS = iter(range(1000))

@@ -11,7 +11,7 @@ from tests.cluster import wait_for
 from tests.faults.nodes.clusters import PEER_TIMEOUT_S, Cluster, Ranks, a_cluster
 from tests.faults.nodes.relay import Flip, Repeat
 from tests.faults.ranks import SAVE_TIMEOUT_S
-from tests.standstill import resume, stop
+from tests.signals import resume, stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-links")]
 

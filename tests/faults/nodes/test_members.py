@@ -6,7 +6,7 @@ from tests.cluster import wait_for
 from tests.faults.nodes.clusters import KB, MB, PEER_TIMEOUT_S, Cluster
 from tests.faults.ranks import RankError
 from tests.long_form import LONG, in_long
-from tests.standstill import resume, stop
+from tests.signals import resume, stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-members")]
 

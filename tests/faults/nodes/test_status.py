@@ -14,7 +14,7 @@ from tests import pythons
 from tests.cluster import Node, wait_for
 from tests.faults.nodes.capture import in_readme, shape_of, taken
 from tests.faults.nodes.clusters import MB, Cluster, a_cluster, within
-from tests.standstill import resume, stop
+from tests.signals import resume, stop
 
 NAMES = "abcd"
 SHARD_NBYTES = 4 * MB

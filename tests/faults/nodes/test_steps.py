@@ -7,7 +7,7 @@ import pytest
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster, a_cluster
 from tests.faults.ranks import RankError
-from tests.standstill import resume, stop
+from tests.signals import resume, stop
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-steps")]
 MOST_S = 15.0  # the daemon's patience is 10

@@ -19,7 +19,7 @@ from ckptd.peers.keys import make_keys, write_keys
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Rendezvous
 from tests.cluster import ROOT, Node, wait_for
-from tests.standstill import resume, stop
+from tests.signals import resume, stop
 from tests.unit.daemon.test_rank_gateway import Rank
 from tests.unit.peers.test_daemon import ask_node
 

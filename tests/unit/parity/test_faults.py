@@ -32,7 +32,7 @@ from tests import pythons
 from tests.cluster import ROOT
 from tests.nodes import EPOCH, KEY, SAVE, SECRET, content, noise, start_set
 from tests.runs import RUN
-from tests.standstill import stop
+from tests.signals import stop
 
 SIZE = 2 * BLOCK_NBYTES + 12_345  # of each of three columns: chunks with whole blocks and parts of some
 

@@ -24,7 +24,7 @@ from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.topology import Peer, Topology
 from tests.links import give_up
 from tests.runs import RUN
-from tests.standstill import resume, stop
+from tests.signals import resume, stop
 from tests.unit.peers.planes import JOB, OTHER, TIMEOUT_S, Apart, World, a_plane, staged
 
 NUMBERS = itertools.count(1_000_000, 2)  # of messages, unlike any that a test counts itself

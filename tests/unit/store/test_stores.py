@@ -22,8 +22,8 @@ from ckptd.system.files import FileLayer
 from ckptd.system.niceness import Niceness
 from tests.cluster import wait_for
 from tests.runs import COMMITTER, RUN, SET, give_id
+from tests.signals import resume, stop
 from tests.slots import make_vote, write_slot
-from tests.standstill import resume, stop
 
 LONG_S = 60.0
 

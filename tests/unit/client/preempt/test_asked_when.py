@@ -11,7 +11,7 @@ import pytest
 
 from ckptd_client import UsageError
 from tests.cluster import wait_for
-from tests.standstill import resume, stop
+from tests.signals import resume, stop
 
 
 def boards(node, job):
