@@ -41,6 +41,7 @@ _PROGRAMS = (
     "ckptd.doctor.probe_store",
 )  # imported for what they import; python -m runs them again
 _READS_ENVIRONMENT = "ckptd.system.failpoints"  # when it is imported
+_HUGE_NBYTES = 2 << 20
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
@@ -289,7 +290,15 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+    _end_heap_at_huge_page()
     serve(listener, life)
+
+
+def _end_heap_at_huge_page() -> None:
+    """The heap of a fork is a mapping that grows no more, and another one behind it: no huge page lies in both."""
+    libc = ctypes.CDLL(None)
+    libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, (ctypes.c_ssize_t,)
+    libc.sbrk(-libc.sbrk(0) % _HUGE_NBYTES)
 
 
 if __name__ == "__main__":
