@@ -224,6 +224,9 @@ class Episode:
         steps = {one["step"] for one in said}
         if len(steps) != 1 or None in steps:
             self._find("steps", f"{[one['step'] for one in said]}; {[one['logs'][-3:] for one in said]}")
+        for pid in [pid for node in nodes for pid in node.pids() if pid not in pids]:
+            pids.append(pid)  # the ranks were slower than the daemons, and started others
+            send(pid, signal.SIGTERM)
         self._await_end(pids)
         ranks.kill()
         if self._newest() != newest:

@@ -257,7 +257,7 @@ def test_a_node_that_does_not_answer_is_named_and_the_rank_that_is_past_the_step
 
 
 CODE = """
-import os, signal, sys, time
+import itertools, os, signal, sys, time
 import ckptd_client
 heard = []
 if "mine" in sys.argv:
@@ -274,11 +274,12 @@ with ckptd_client.connect("job", start=False) as client:
         assert client.preempted(1) is False
         sys.exit()
     if "time" in sys.argv:
-        count = 20000
-        began = time.perf_counter()
-        for step in range(1, count):
-            client.preempted(step)
-        print(1e6 * (time.perf_counter() - began) / count)
+        times = [time.perf_counter()]
+        for first in range(0, 20000, 500):  # other processes run between some of them
+            for step in range(first, first + 500):
+                client.preempted(step)
+            times.append(time.perf_counter())
+        print(1e6 * min(after - before for before, after in itertools.pairwise(times)) / 500)
         sys.exit()
     os.kill(os.getpid(), signal.SIGUSR1)
     for step in range(1, 100000):

@@ -32,7 +32,7 @@ with connect("first") as client:
     handle = client.save(state, 2)
     handle.wait("staged", 5)
 """,
-        cause="ConnectError: no daemon .*; CKPTD_NO_AUTOSTART is set",
+        cause=r"(ConnectError: |SaveFailedError: .*\()no daemon .*; CKPTD_NO_AUTOSTART is set",
         place="step 2",
         hint=r"hint: start it as it was started before, such as ckptd run --arena \S+ in another terminal",
         never=r"connect\(start=True\)",

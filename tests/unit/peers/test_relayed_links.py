@@ -335,6 +335,8 @@ def patient(over, monkeypatch):
         group._patience_s = 60.0
     links = [remote(over, *pair).link for node in MEMBERS for pair in ((node, "chief"), ("chief", node))]
     over.until(lambda: all(link._ack_at is None and not link.queued for link in links))
+    for link in links:
+        link._probe_s = 60.0  # nor does an end ask what has become of what it said
     monkeypatch.setattr(relayed_links, "_CALM_ON", 0.001)  # nor does a sign of life take them along
     over.until(lambda: not over.planes["leader"]._bundles)
     return over
