@@ -9,7 +9,7 @@ from typing import Self
 
 from tests.cluster import ROOT, wait_for
 from tests.deploy.homes import Homes
-from tests.deploy.ports import free_ports
+from tests.ports import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 _CONFIG = """\

@@ -13,7 +13,7 @@ import pytest
 
 from tests import pythons
 from tests.cluster import ROOT, Node, wait_for
-from tests.deploy.ports import free_ports
+from tests.ports import free_ports
 
 FILES = os.path.join(ROOT, "deploy/prometheus")
 PROMTOOL = shutil.which("promtool")

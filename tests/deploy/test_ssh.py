@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster import ROOT, wait_for
 from tests.deploy.homes import Homes
-from tests.deploy.ports import free_ports
+from tests.ports import free_ports
 
 SCRIPT = os.path.join(ROOT, "deploy/ssh/ckptd-hosts.sh")
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin")

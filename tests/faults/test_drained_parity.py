@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from ckptd.cli import invoke
 from ckptd_client._load.rounds import read_checkpoint
 from ckptd_client._local.rank import Group
 from tests.cluster import Node, wait_for
+from tests.ports import free_port
 from tests.stored import parity_of, records_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
@@ -50,12 +50,6 @@ sys.stdin.read()
 """
 
 
-def port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return str(sock.getsockname()[1])
-
-
 def loaded(final, rank):
     state = {"w": torch.zeros(70_000 + 5 * rank, dtype=torch.int64), "lr": 0.0, "name": ""}
     fitted, _, notes = read_checkpoint(str(final), state, group=Group(rank, RANKS, "test"))
@@ -77,7 +71,7 @@ def run_on_three_nodes(directory, code, *args, saves):
     try:
         for name, node in zip("abc", nodes, strict=True):
             node.start(CKPTD_NODE=name, CKPTD_PEER_ADDRESS="127.0.0.1", CKPTD_DRAIN_PARITY="true")
-        number = port()
+        number = str(free_port())
         ranks = [node.run(code, str(rank), number, *args) for rank, node in enumerate(nodes)]
         for rank in ranks:
             said = [rank.stdout.readline() for _ in range(saves)]

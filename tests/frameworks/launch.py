@@ -8,7 +8,7 @@ import sys
 import tempfile
 import uuid
 
-from tests.interop.launch import free_port
+from tests.ports import free_port
 
 HERE = os.path.dirname(__file__)
 TIMEOUT_S = 240

@@ -2,13 +2,13 @@
 
 import os
 import runpy
-import socket
 import sys
 import time
 import uuid
 import warnings
 
 from tests import forks
+from tests.ports import free_port
 
 HERE = os.path.dirname(__file__)
 TIMEOUT_S = 200
@@ -68,12 +68,6 @@ def _await(processes, path):
 def _text(path):
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _run(variables, path, script, args):

@@ -7,7 +7,6 @@ import functools
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from tests import forks, pythons
 from tests.cluster import wait_for
 from tests.mistakes.mistake import PREAMBLE, Mistake
 from tests.mistakes.world import World
+from tests.ports import free_port
 
 # Root without the right to pass by the modes of files: what it may not read it cannot, as an ordinary user.
 _PASSES_BY = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
@@ -129,9 +129,7 @@ def _exit_of(process: BaseProcess, until: float) -> int | None:
 
 def _launched(ranks: int) -> dict[str, str]:
     """What a launcher sets, before init_process_group."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     return {
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",

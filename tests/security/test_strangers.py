@@ -20,7 +20,7 @@ from ckptd.shared.protocol import messages as m
 from tests import pythons
 from tests.cluster import Node, wait_for
 from tests.faults.nodes.clusters import Zygote, a_cluster
-from tests.unit.cli.test_metrics import free_port
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 

@@ -1,7 +1,9 @@
 """Starts, follows and kills the training ranks, as a launcher such as torchrun would."""
 
+import contextlib
 import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -21,6 +23,7 @@ _POLL_S = 0.02
 _SILENCE_S = 150.0
 _NOTICE_S = 5.0  # limit for a rank to notice that its peer ended, before the launcher ends it
 _SHOWN_LINES = 30
+_PORTS = 20_000, 32_768
 
 
 class Ranks:
@@ -120,10 +123,11 @@ class Ranks:
 
 
 def free_port() -> int:
-    """A free port of the loopback interface."""
-    with socket.create_server((ADDRESS, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """A free port of the loopback interface, below those that the kernel gives to connections until ranks listen."""
+    while True:
+        port = random.randrange(*_PORTS)
+        with contextlib.suppress(OSError), socket.create_server((ADDRESS, port)):
+            return port
 
 
 def _torchrun(rank: int, port: int) -> dict[str, str]:

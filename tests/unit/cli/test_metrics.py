@@ -2,7 +2,6 @@
 
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -17,6 +16,7 @@ from ckptd.cli.view.metrics import families
 from ckptd.daemon import status as picture
 from tests import pythons
 from tests.cluster import Node
+from tests.ports import free_port
 from tests.unit import a_status
 
 GIB = 1 << 30
@@ -110,12 +110,6 @@ def test_what_is_durable_is_reported_however_many_newer_ones_there_are():
     shown = picture._shown([*found, *old])
     assert [c.step for c in shown] == [*range(100, 68, -1), 20, 10]
     assert picture._shown(found[:3]) == found[:3]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def scrape(port):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from ckptd_client import CkptdError, RestoreError, UsageError, _connect
 from ckptd_client._local.rank import Group
 from tests import pythons
 from tests.cluster import CODE, Node
+from tests.ports import free_port
 
 BIN = os.path.dirname(sys.executable)
 LIFE = """
@@ -293,9 +293,7 @@ def test_a_job_that_is_started_twice_under_one_name_and_port_is_two_sessions(tmp
         f"said = [find_group().session for _ in range(2)]\n"
         f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'a').write(' '.join(said) + '\\n')\n"
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [*torchrun(2)[:3], "--rdzv-id", "job", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     for _ in range(2):
         pythons.run(

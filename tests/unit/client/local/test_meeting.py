@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from ckptd_client import ConfigError
 from ckptd_client._local.rank import find_group
 from tests import pythons
 from tests.cluster import Node
+from tests.ports import free_port
 
 BIN = os.path.dirname(sys.executable)
 SCRIPT = """
@@ -70,12 +70,6 @@ CASES = [
 SOME = [CASES[number] for number in (0, 4, 5, 7)]  # each way but a file, which is a process group like another
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def launched(node: Node, how: str, *arguments: str) -> tuple[str, str]:
     """Output and errors of all ranks, which must end well."""
     words = (arguments[0] + "/ranks.py", arguments[0], how, *arguments[1:], str(WORLD))
@@ -87,7 +81,7 @@ def launched(node: Node, how: str, *arguments: str) -> tuple[str, str]:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD)]
         commands = [(launcher, {})]
     else:
-        shared |= {"WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        shared |= {"WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         shared |= {"TORCHELASTIC_RUN_ID": uuid.uuid4().hex, "LOCAL_WORLD_SIZE": str(WORLD)}
         commands = [([sys.executable], {"RANK": str(rank)}) for rank in range(WORLD)]
     running = [
@@ -144,9 +138,7 @@ def test_a_launchers_variable_that_is_no_number_is_named(monkeypatch, name, valu
 @pytest.fixture(name="torchrun_variables")
 def fixture_torchrun_variables(monkeypatch):
     """What torchrun sets, for a store that nobody serves."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     variables = {"WORLD_SIZE": "2", "RANK": "0", "TORCHELASTIC_RUN_ID": "r", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for name, text in {**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
         monkeypatch.setenv(name, text)
