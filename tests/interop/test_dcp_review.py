@@ -126,7 +126,7 @@ def test_a_stager_waits_for_no_thread_that_waits(node):
         time.sleep(0.5)
         began = time.monotonic()
         CkptdStager(CkptdWriter(client)).stage(small(2))
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 5.5
         thread.join(20)
 
 

@@ -78,7 +78,7 @@ def heard_until_the_end(connection, timeout_s):
 def quick_status(node):
     began = time.monotonic()
     status = node.status()
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 10
     return status
 
 

@@ -214,7 +214,7 @@ def test_many_messages_at_once_from_one_who_does_not_read(node, stranger):
             stranger.socket.send(b"\xc1", zmq.NOBLOCK)
     began = time.monotonic()
     assert node.status().pid == node.daemon.pid
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
 
 
 # --- who speaks

@@ -54,11 +54,11 @@ def test_a_hello_that_trickles_ends_by_its_deadline(server, monkeypatch):
     with strangers(server, 1) as (slow,):
         began = time.monotonic()
         with contextlib.suppress(OSError):
-            for byte in wire.MAGIC * 5:
+            for byte in wire.MAGIC * 20:
                 slow.send(bytes([byte]))
                 if select.select([slow], [], [], 0.1)[0]:
                     break
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 8
 
 
 def test_a_thread_that_cannot_be_had_is_reported_and_the_next_one_is_served(server, monkeypatch):
@@ -162,6 +162,6 @@ def test_little_that_comes_after_much_wakes_the_thread_that_waits_for_it(rest):
             connection.ask(KEY, SAVE, EPOCH, ranges)
             for asked in ranges:
                 connection.receive(memoryview(bytearray(asked.nbytes)))
-            assert time.monotonic() - began < 2  # the connection's patience is 3
+            assert time.monotonic() - began < 2.9  # the connection's patience is 3
     finally:
         server.close()

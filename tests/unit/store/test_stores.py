@@ -272,7 +272,7 @@ def test_closing_does_not_wait_for_one_that_hangs(make, tmp_path, monkeypatch):
     Answers(stores, tmp_path).ask()
     began = time.monotonic()
     stores.close()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
     stores._stores.clear()
 
 

@@ -245,7 +245,7 @@ def test_a_rank_that_was_refused_at_admission_is_not_waited_for(tmp_path, monkey
             began = time.monotonic()
             with pytest.raises(RestoreError, match="rank"):
                 first.load({})
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 3.9
 
 
 def test_a_misfit_on_one_rank_is_reported_on_all_ranks(ranks):

@@ -193,7 +193,7 @@ def test_dcp_s_background_process_is_refused_at_the_call(staged, join, lone_grou
     began = time.monotonic()
     with pytest.raises(UsageError, match="PROCESS gives the CkptdWriter to another process") as error:
         dcp.async_save(state, storage_writer=writer, async_checkpointer_type=kind, **stager)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     assert "leave async_checkpointer_type out" in error.value.hint
     del error
     for step in range(2, 6):  # the slot that was staged in is free again

@@ -111,7 +111,7 @@ def test_a_second_place_does_not_wait_for_a_store_that_hangs(join, folder, tmp_p
         fuse.hang()
         began = time.monotonic()
         training.places.expect_too(draft_of(str(folder / "last.ckpt"), handle.save_id), {"meta.pt": b"last"}, handle)
-        assert time.monotonic() - began < 3, "save_timeout_s is 10"
+        assert time.monotonic() - began < 8, "save_timeout_s is 10"
         assert training.shown() == ["best.ckpt"]
         fuse.go_on()
         wait_for((folder / "last.ckpt").exists)

@@ -487,7 +487,7 @@ def test_a_node_below_that_leaves_is_not_waited_for():
             with child_of(exchange.address, link) as connection:
                 send(connection, wire.LEAVE)
         thread.join()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 4
         assert len(found[0].edges.block) == 0
 
 

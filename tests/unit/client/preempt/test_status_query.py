@@ -22,7 +22,7 @@ def test_the_step_that_the_daemons_agreed_on_is_taken_without_a_wait(fixed):
     status_query = StatusQuery(JobKey(named.store, named.job), Group(0, 2, "a"), requests)
     began = time.monotonic()
     assert status_query.is_due(fixed) is True
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     assert status_query.is_due(fixed + 1) is True
 
 
