@@ -333,6 +333,7 @@ def patient(over, monkeypatch):
     monkeypatch.setattr(relayed_links, "GROUP_S", 60.0)
     for group in over.planes["leader"]._groups.values():
         group._patience_s = 60.0
+    exchange(over, 2)  # so that the leader has heard all members since
     links = [remote(over, *pair).link for node in MEMBERS for pair in ((node, "chief"), ("chief", node))]
     over.until(lambda: all(link._ack_at is None and not link.queued for link in links))
     for link in links:

@@ -32,12 +32,13 @@ def begin(tmp_path, monkeypatch):
 def test_one_that_was_superseded_will_not_appear(tmp_path, begin, caplog):
     """It is told once; the newest becomes durable."""
     with Node(str(tmp_path)) as node:
-        node.start(*SLOW)
+        node.start("--drain-bandwidth", "400K")
         run = begin(node)
         places = [str(tmp_path / "out" / f"checkpoint-{step}") for step in range(3)]
         for step, place in enumerate(places):
             run.save({"a": BIG}, place, step)
             assert run.is_coming(place)
+            wait_for(lambda: node.status().jobs[0].drain is not None)  # of the first, for five seconds
         run.settle()
         run.settle()
         assert [os.path.isdir(place) for place in places] == [True, False, True]
