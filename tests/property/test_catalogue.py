@@ -292,5 +292,5 @@ class Machine(RuleBasedStateMachine):
         assert not self.world.catalogue.jobs
 
 
-TestCatalogue = Machine.TestCase
+TestCatalogue = pytest.mark.seconds(Machine.TestCase)
 TestCatalogue.settings = settings(max_examples=20000 if LONG else 130, stateful_step_count=80 if LONG else 40)

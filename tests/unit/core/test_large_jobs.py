@@ -18,6 +18,8 @@ from tests.runs import RUN, SET, STORE_ID
 from tests.stored import voted
 from tests.unit.core.a_job import AJob
 
+pytestmark = pytest.mark.seconds
+
 LONG = os.environ.get("FAULTS") == "long"
 SAVE = SaveId(1, 1, 10, RUN)
 GROWTH = 8  # times as many ranks

@@ -110,6 +110,7 @@ def load(nodes, sets):
     return many.spent, many.longest
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("sets", [0, 4, PAIRS])
 def test_a_load_from_memory_is_linear(sets):
     """sets: of replicas, each of which needs the segments of the others."""

@@ -133,6 +133,7 @@ def test_one_other_byte_is_refused(place):
             Topology.unpacked(columns.Packed(*fields[:place], bytes(changed), *fields[place + 1 :]))
 
 
+@pytest.mark.seconds
 def test_bytes_that_expand_are_cut_off():
     bomb = zlib.compress(bytes(200 << 20), 9)
     assert len(bomb) < columns.MAX_NBYTES

@@ -329,6 +329,7 @@ def test_the_same_votes_make_the_same_bytes(layouts):
     assert make(layouts) == make(again)
 
 
+@pytest.mark.seconds
 def test_sixty_thousand_boxes_in_a_moment():
     layouts = [
         a_layout(

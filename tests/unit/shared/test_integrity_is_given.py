@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.sources import EVERYTHING, trees
 
-pytestmark = pytest.mark.xdist_group("sources")  # one parse of all of them
+pytestmark = [pytest.mark.xdist_group("sources"), pytest.mark.seconds]  # one parse of all of them
 
 # Of names, numbers and what one machine's processes agree on; no byte of a checkpoint is proved by them.
 NAMES_BY_DIGEST = {

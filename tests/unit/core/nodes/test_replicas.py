@@ -143,6 +143,7 @@ def test_what_was_copied_for_a_load_that_failed_goes_where_memory_is_short():
     assert held(job) == [1, 3, 3]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("sets", [1, 3] if os.environ.get("FAULTS") == "long" else [3])
 def test_replicas_restore_from_memory_at_any_number_of_nodes(sets):
     """66 nodes, above what was the limit: one order for all, one report of each, no order for a segment."""
