@@ -33,7 +33,7 @@ venv: $(DEV) ## .venv with everything that development needs
 demo: $(TORCH) ## train, kill, restore, and compare with an undisturbed run
 	$(BIN)/ckptd demo
 
-unit: $(DEV) ## the tests that start no process and open no connection: half a minute, while you write
+unit: $(DEV) ## the tests that start no process and open no connection: less than a minute, while you write
 	$(BIN)/python -m pytest -q -n 4 -p tests.unit.alone -m "not process and not seconds" $(UNIT)
 
 test: $(DEV) ## every test of the short form, once; what each costs is in build/durations.tsv: WORKERS=6

@@ -3,11 +3,12 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from ckptd_client.demo.ranks import free_port
 
 _END_S = 5.0
 _PERIOD_S = 0.05
@@ -18,7 +19,7 @@ def run(command: Sequence[str], ranks: int, folder: Path, patience_s: float, mor
 
     folder: its name is unique and names the run; it has the log. more: further environment variables.
     """
-    port, log = _free_port(), folder / "log"
+    port, log = free_port(), folder / "log"
     processes: list[subprocess.Popen[bytes]] = []
     with log.open("wb") as output:
         try:
@@ -90,10 +91,3 @@ def _last_words(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line]
     return (errors or lines or ["it said nothing"])[-1].strip()[:200]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -1,5 +1,6 @@
 """Ports that are free, and stay so until a process of a test listens at them."""
 
+import errno
 import itertools
 import os
 import random
@@ -18,17 +19,19 @@ def _ports():
         yield _FIRST + worker * _PART + number % _PART
 
 
-_next = _ports()
+_candidates = _ports()
 
 
 def free_port() -> int:
-    """A port at which nobody listens on 127.0.0.1. It is given to no connection, and to no other test for long."""
+    """A port at which no process listens on 127.0.0.1, and which the kernel gives to no connection."""
     while True:
-        port = next(_next)
+        port = next(_candidates)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
-            except OSError:
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
                 continue
             return port
 

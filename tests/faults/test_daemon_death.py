@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 LONG = os.environ.get("FAULTS") == "long"
 SLOW = ("--drain-bandwidth", "16M")  # of three chunks of 16 MiB the last is written after three seconds
 SLOW_NBYTES = 48 * MB
-SLACK_S = 2.0  # of two busy cores, over a deadline
+SLACK_S = 0.9  # of two busy cores, over a deadline: less than a second wait of the same length
 
 
 @pytest.fixture(name="node")

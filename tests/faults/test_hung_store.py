@@ -37,10 +37,10 @@ def fixture_node(fuse: FuseStore, tmp_path: Path):
 
 
 def answers_at_once(node: Node) -> None:
-    """Status within a second, said by the daemon itself."""
+    """Status waits for no store."""
     began = time.monotonic()
     node.status()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < STORE_TIMEOUT_S
 
 
 def restart(node: Node) -> None:

@@ -1,6 +1,6 @@
 """Starts, follows and kills the training ranks, as a launcher such as torchrun would."""
 
-import contextlib
+import errno
 import itertools
 import os
 import random
@@ -126,8 +126,12 @@ def free_port() -> int:
     """A free port of the loopback interface, below those that the kernel gives to connections until ranks listen."""
     while True:
         port = random.randrange(*_PORTS)
-        with contextlib.suppress(OSError), socket.create_server((ADDRESS, port)):
-            return port
+        try:
+            with socket.create_server((ADDRESS, port)):
+                return port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
 
 
 def _torchrun(rank: int, port: int) -> dict[str, str]:

@@ -91,7 +91,7 @@ def test_a_daemon_that_does_not_answer_is_named_and_costs_less_than_a_second(clu
     with stopped(cluster.nodes["d"]):
         began = time.monotonic()
         found = whole(cluster.nodes["b"], "quiet")
-        assert time.monotonic() - began < 5, "0.7 s, on a machine that has time"
+        assert time.monotonic() - began < 2.9, "0.7 s where nothing else runs, 3 s without that limit"
         assert found.silent == ["d"]
         assert [node.node for node in found.nodes if node.report is None] == ["d"]
         text = command(cluster.nodes["b"], "--nodes")
