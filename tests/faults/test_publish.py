@@ -62,6 +62,25 @@ def test_a_daemon_that_dies_while_it_publishes(point, tmp_path):
             assert sorted(os.listdir(out)) == ["global_step10", "global_step20", "latest"]
 
 
+def test_the_next_trainer_has_what_an_earlier_daemon_left(tmp_path):
+    """No rank lives that waits for the save: the look into the store publishes it."""
+    out = tmp_path / "out"
+    with told(str(tmp_path)) as node:
+        node.start(CKPTD_FAILPOINT=f"publish.before-pointer@{tmp_path}/died")
+        with Ranks(node, WORLD) as ranks:
+            ranks.call("connect", start=False)
+            save(ranks, 10, out)
+            wait_for((tmp_path / "died").exists)
+            node.kill()
+            ranks.kill()
+        assert not (out / "latest").exists()
+        node.start()
+        with Ranks(node, WORLD) as ranks:
+            ranks.call("connect", start=False)
+            wait_for((out / "latest").exists, 20.0)
+            assert is_published(out, 10)
+
+
 def ckptd(*args):
     done = pythons.run([sys.executable, "-m", "ckptd", *args], capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout + done.stderr

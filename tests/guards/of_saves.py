@@ -249,7 +249,7 @@ _PUBLISHED = (
     _row(
         "the-next-daemon-publishes-what-is-left", f"{_DAEMON}publishing.py",
         "self._ask(job, self._publications.due(job))", "del job",
-        "publish.py::test_a_daemon_that_dies_while_it_publishes[publish.before-pointer]",
+        "publish.py::test_the_next_trainer_has_what_an_earlier_daemon_left",
     ),
     _row(
         "a-publication-without-a-place-is-reported", "ckptd/store/posix/publish.py",
