@@ -50,7 +50,7 @@ def test_a_daemon_that_dies_while_it_publishes(point, tmp_path):
             assert not (out / "global_step10").exists() or is_published(out, 10), "nothing half is ever seen"
             node.start()
             ranks.call("wait", 10)
-            wait_for(lambda: (out / "latest").exists() and (out / "latest").read_text() == "global_step10")
+            wait_for(lambda: (out / "latest").exists() and (out / "latest").read_text() == "global_step10", 20.0)
             assert is_published(out, 10)
             save(ranks, 20, out)
             ranks.call("wait", 20)
