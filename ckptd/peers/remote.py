@@ -13,7 +13,7 @@ from ckptd.peers.link import Link
 from ckptd.peers.packets import Bulk
 from ckptd.peers.path import Path
 from ckptd.peers.shared_jobs import SharedJobs
-from ckptd.peers.sockets import dial
+from ckptd.peers.sockets import dial, unwatch, watch
 from ckptd.peers.views import PeerView
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer
@@ -135,10 +135,9 @@ class Remote:
             self._unwatch()
             return
         if self._monitor is None:
-            try:
-                self._monitor = self._socket.get_monitor_socket(_WATCHED)
-            except zmq.ZMQError:
-                return  # no descriptor is left: it stays untold why
+            self._monitor = watch(self._context, self._socket, _WATCHED)
+            if self._monitor is None:
+                return  # it stays untold why
             self._refused = False
         while True:
             try:
@@ -152,8 +151,7 @@ class Remote:
 
     def _unwatch(self) -> None:
         if self._monitor is not None and self._socket is not None:
-            self._socket.disable_monitor()
-            self._monitor.close(0)
+            unwatch(self._socket, self._monitor)
         self._monitor = None
 
     def problem(self, now: float) -> str:
