@@ -19,6 +19,7 @@ from ckptd.peers.packets import Packet, decode_envelope, sentence, wrap
 from ckptd.peers.relayed_links import RelayedLinks
 from ckptd.peers.remote import Remote
 from ckptd.peers.sockets import listen
+from ckptd.peers.watches import Watches
 from ckptd.peers.zap import Authenticator
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import JobKey
@@ -39,6 +40,7 @@ class PeerPlane(RelayedLinks):
         self._keep_alive = KeepAlive(self._send_signs_of_life, timeout_s / KEEPALIVES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+        self._watches = Watches(self._context)
         self._zap, self.meetings = Authenticator(self._context), Meetings(self._context)
         try:
             self._router, endpoint = listen(self._context, identity)
@@ -51,7 +53,7 @@ class PeerPlane(RelayedLinks):
 
     def _make_remote(self, peer: Peer, link: Link) -> Remote:
         self._keep_alive.start()
-        return Remote(self._context, peer, self._identity.keys, link)
+        return Remote(self._context, self._watches, peer, self._identity.keys, link)
 
     def _admit(self, key: str) -> None:
         self._zap.admit(key)

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import struct
 import threading
 
 import msgspec
@@ -13,8 +12,9 @@ from ckptd.peers.link import Link
 from ckptd.peers.packets import Bulk
 from ckptd.peers.path import Path
 from ckptd.peers.shared_jobs import SharedJobs
-from ckptd.peers.sockets import dial, unwatch, watch
+from ckptd.peers.sockets import dial
 from ckptd.peers.views import PeerView
+from ckptd.peers.watches import Watch, Watches
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer
 
@@ -23,20 +23,20 @@ _LAST_WORDS_MS = 500
 _LOOK_S = 1.0  # down for longer than this, it is a problem
 _WATCH_S = 3.0  # and its socket is watched, to learn why: not in the first seconds, in which all nodes come at once
 _AGAIN_S = 5.0  # after a socket to it could not be made
-_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-_WATCHED = _REFUSED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-_EVENT = struct.Struct("=hi")
 
 
 class Remote:
     """Owns the socket. Nothing here blocks."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", peer: Peer, keys: KeyPair, link: Link) -> None:
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", watches: Watches, peer: Peer, keys: KeyPair, link: Link
+    ) -> None:
         self._context = context
+        self._watches = watches
         self._keys = keys
         self._socket: zmq.Socket[bytes] | None = None
         self._using = threading.Lock()  # the socket, between the loop and the thread that sends signs of life
-        self._monitor: zmq.Socket[bytes] | None = None
+        self._watch: Watch | None = None
         self._refused = False
         self.peer = peer
         self.link = link
@@ -70,7 +70,7 @@ class Remote:
     @property
     def connects(self) -> bool:
         """Whether nothing is the matter with its connection: ``look`` has nothing to do."""
-        return not self._obstacle and self._monitor is None
+        return not self._obstacle and self._watch is None
 
     def connect(self) -> None:
         """A new connection; what waits on the old one is dropped. To be called again after an endpoint changed.
@@ -134,25 +134,14 @@ class Remote:
         if self.link.up or self.down_since is None or now < self.down_since + _WATCH_S or self._socket is None:
             self._unwatch()
             return
-        if self._monitor is None:
-            self._monitor = watch(self._context, self._socket, _WATCHED)
-            if self._monitor is None:
-                return  # it stays untold why
-            self._refused = False
-        while True:
-            try:
-                event, _ = _EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
-            except (zmq.Again, struct.error):
-                return
-            if event & _REFUSED:
-                self._refused = True
-            elif event & zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._refused = False
+        if self._watch is None:
+            self._watch = self._watches.begin(self._socket)
+        self._refused = self._watch is not None and self._watch.refused()
 
     def _unwatch(self) -> None:
-        if self._monitor is not None and self._socket is not None:
-            unwatch(self._socket, self._monitor)
-        self._monitor = None
+        if self._watch is not None:
+            self._watch.end()
+        self._watch = None
 
     def problem(self, now: float) -> str:
         """Why it cannot be spoken to, and what to do; empty when it can."""

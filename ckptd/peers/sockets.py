@@ -86,35 +86,6 @@ def dial(
     return made
 
 
-def watch(
-    context: "zmq.Context[zmq.Socket[bytes]]", made: "zmq.Socket[bytes]", events: int
-) -> "zmq.Socket[bytes] | None":
-    """The socket that receives what ZeroMQ reports of ``made``; ``unwatch`` ends that. None: no descriptor is left.
-
-    The reader is there before the first report, and has room for all: ZeroMQ's thread waits for both, with a lock that
-    each other call on ``made`` needs.
-    """
-    name = f"inproc://reports-{made.FD}"
-    try:
-        reader = context.socket(zmq.PAIR)
-    except zmq.ZMQError:
-        return None
-    try:
-        reader.setsockopt(zmq.RCVHWM, 0)
-        reader.connect(name)
-        made.monitor(name, events)
-    except zmq.ZMQError:
-        reader.close(0)
-        return None
-    return reader
-
-
-def unwatch(made: "zmq.Socket[bytes]", reader: "zmq.Socket[bytes]") -> None:
-    """Ends the reports to the reader, and the reader."""
-    made.monitor(None, 0)
-    reader.close(0)
-
-
 def _ports(identity: Identity) -> list[str]:
     """What to try, in order: the one that was set and no other, else the one that peers may know, else any."""
     if identity.port:

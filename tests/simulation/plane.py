@@ -42,7 +42,7 @@ class PlayedRemote(Remote):
     """``connection``: to the other daemon; None: there is none."""
 
     def __init__(self, plane: "PlayedPlane", peer: Peer, link: Link) -> None:
-        super().__init__(None, peer, None, link)  # type: ignore[arg-type]
+        super().__init__(None, None, peer, None, link)  # type: ignore[arg-type]
         self.plane = plane
         self.connection: Connection | None = None
 
