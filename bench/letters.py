@@ -46,7 +46,7 @@ class _Plane(RelayedLinks):
         self.out: deque[tuple[str, bytes]] = deque()
 
     def _make_remote(self, peer: Peer, link: Link) -> Remote:
-        return _Remote(None, peer, None, link)  # type: ignore[arg-type]
+        return _Remote(None, None, peer, None, link)  # type: ignore[arg-type]
 
     def _admit(self, key: str) -> None:
         pass

@@ -18,6 +18,7 @@ from ckptd.peers.meetings import Meetings
 from ckptd.peers.packets import Answered, Ask, Envelope, Packet, decode_envelope, wrap
 from ckptd.peers.relayed_links import RelayedLinks
 from ckptd.peers.remote import Remote
+from ckptd.peers.watches import Watches
 from ckptd.shared.protocol.topology import Peer
 
 _READS = 512
@@ -38,7 +39,7 @@ class MemberLinks(RelayedLinks):
         return self._wire.listened_at
 
     def _make_remote(self, peer: Peer, link: Link) -> Remote:
-        return Remote(self._wire.context, peer, self._wire.keys, link)
+        return Remote(self._wire.context, self._wire.watches, peer, self._wire.keys, link)
 
     def _transmit(self, remote: Remote, packet: Packet) -> bool:
         return remote.transmit(wrap(packet, self._node, remote.peer.node, "", remote.path.number))
@@ -94,6 +95,7 @@ class Wire:
         self.keys: KeyPair = make_keys()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(2)
         self.context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+        self.watches = Watches(self.context)
         self.router = _listen(self.context, self.keys)
         self._port = str(self.router.getsockopt_string(zmq.LAST_ENDPOINT)).rpartition(":")[2]
         self.daemons = {peer.node: peer for peer in plan.daemons}
