@@ -19,7 +19,10 @@ class Watches:
         self._count = 0
 
     def begin(self, made: "zmq.Socket[bytes]") -> "Watch | None":
-        """Of a socket that connects; to be ended before that is closed. None: no descriptor is left for it."""
+        """Of a socket that connects; to be ended before that is closed.
+
+        None: so many are watched as may be, or no descriptor is left.
+        """
         if self._count >= _MOST:
             return None
         reader = _reports(self._context, made)

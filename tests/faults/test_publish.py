@@ -35,16 +35,21 @@ def save(ranks, step, out):
     ranks.call("save_files", step, directory=str(out / tag), pointer=(str(out / "latest"), tag))
 
 
+def die_while_it_publishes(node, ranks, out, died):
+    """The worker of a save dies at the failpoint that the daemon was started with, then the daemon; died: the mark."""
+    ranks.call("connect", start=False)
+    save(ranks, 10, out)
+    wait_for(died.exists)
+    node.kill()
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_a_daemon_that_dies_while_it_publishes(point, tmp_path):
     out = tmp_path / "out"
     with told(str(tmp_path)) as node:
         node.start(CKPTD_FAILPOINT=f"{point}@{tmp_path}/died")
         with Ranks(node, WORLD) as ranks:
-            ranks.call("connect", start=False)
-            save(ranks, 10, out)
-            wait_for((tmp_path / "died").exists)
-            node.kill()
+            die_while_it_publishes(node, ranks, out, tmp_path / "died")
             if (out / "latest").exists():
                 assert is_published(out, 10), "what points to it comes last"
             assert not (out / "global_step10").exists() or is_published(out, 10), "nothing half is ever seen"
@@ -68,10 +73,7 @@ def test_the_next_trainer_has_what_an_earlier_daemon_left(tmp_path):
     with told(str(tmp_path)) as node:
         node.start(CKPTD_FAILPOINT=f"publish.before-pointer@{tmp_path}/died")
         with Ranks(node, WORLD) as ranks:
-            ranks.call("connect", start=False)
-            save(ranks, 10, out)
-            wait_for((tmp_path / "died").exists)
-            node.kill()
+            die_while_it_publishes(node, ranks, out, tmp_path / "died")
             ranks.kill()
         assert not (out / "latest").exists()
         node.start()
@@ -92,10 +94,7 @@ def test_a_publication_whose_arena_was_lost_is_reported_and_made_by_hand(tmp_pat
     with told(str(tmp_path)) as node:
         node.start(CKPTD_FAILPOINT=f"publish.before-rename@{tmp_path}/died")
         with Ranks(node, WORLD) as ranks:
-            ranks.call("connect", start=False)
-            save(ranks, 10, out)
-            wait_for((tmp_path / "died").exists)
-            node.kill()
+            die_while_it_publishes(node, ranks, out, tmp_path / "died")
             ranks.kill()
         shutil.rmtree(os.path.join(node.arena, "jobs"))
         node.start()

@@ -5,7 +5,7 @@ from tests.guards.guard import Edit, Guard, nodes_guard
 _LINKS = "tests/unit/peers/test_relayed_links.py"
 _OUTBOX = "tests/unit/peers/test_outbox.py"
 _PATH = "tests/unit/peers/test_path.py"
-_SOCKETS = "tests/unit/peers/test_sockets.py"
+_WATCHES = "tests/unit/peers/test_watches.py"
 
 
 def _row(name: str, file: str, text: str, removed: str, *tests: str) -> Guard:
@@ -16,11 +16,11 @@ ROWS = (
     _row(
         "a-reader-is-there-before-the-first-report", "watches.py",
         'name = f"inproc://reports-{made.FD}"', 'made.monitor(name := f"inproc://reports-{made.FD}", _REPORTED)',
-        f"{_SOCKETS}::test_no_descriptor_for_the_reason_of_a_failed_dial_holds_nothing_up[1]",
+        f"{_WATCHES}::test_no_descriptor_for_the_reason_of_a_failed_dial_holds_nothing_up[1]",
     ),
     _row(
-        "few-are-watched", "watches.py", "if self._count >= _MOST:", "if False:",
-        f"{_SOCKETS}::test_of_many_that_do_not_answer_the_reason_is_asked_of_a_few",
+        "few-sockets-are-watched-at-once", "watches.py", "if self._count >= _MOST:", "if False:",
+        f"{_WATCHES}::test_of_many_that_do_not_answer_the_reason_is_asked_of_a_few",
     ),
     nodes_guard(
         "a-silent-leader-is-left", "ckptd/peers/path.py",

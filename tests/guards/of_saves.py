@@ -252,7 +252,7 @@ _PUBLISHED = (
         "publish.py::test_the_next_trainer_has_what_an_earlier_daemon_left",
     ),
     _row(
-        "and-so-does-a-rank-that-hears-it-is-durable", f"{_DAEMON}publishing.py",
+        "a-publication-is-finished-by-the-next-daemon-or-for-a-rank-that-hears", f"{_DAEMON}publishing.py",
         "self._ask(job, self._publications.due(job))", "del job",
         "publish.py::test_a_daemon_that_dies_while_it_publishes[publish.before-pointer]",
     ).beside(f"{_DAEMON}publishing.py", "if self._publications.is_due(job, save) and (job", "if () and (job"),

@@ -3,8 +3,8 @@
 python -m tests.guards.run [NAME ...] [--share K/N] [--count N] [--seed S]
 
 Without a name: all of tests/guards/table.py. A test that passes without its guard is a finding, and so is one that
-fails for another reason: because the copy is no program any more, or before the test itself has begun. Where a race
-decides whether the fault shows, a row is played a second time, and that is said: its test sees the fault, not always.
+fails for another reason: because the copy is no program any more, or before the test itself has begun. A row with a
+finding is played once more, and that is printed: where a race decides whether the fault shows, a test may miss it.
 """
 
 import argparse
