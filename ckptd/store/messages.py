@@ -185,6 +185,22 @@ class SweepTrash(msgspec.Struct, frozen=True, kw_only=True, tag="sweep-trash"):
     job: JobName
 
 
+class PutJournal(msgspec.Struct, frozen=True, kw_only=True, tag="put-journal"):
+    """A segment of the job's journal, as it lies in the arena. Answered by no result. Can be repeated.
+
+    ``start``, ``nbytes``: of the segment in the file at path. ``first``: none of its name was put before.
+    """
+
+    id: int
+    store_id: StoreId
+    job: JobName
+    name: Annotated[str, msgspec.Meta(max_length=64)]
+    path: str
+    start: Nbytes
+    nbytes: Nbytes
+    first: bool = False
+
+
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     """Whether the store answers. Answered by Space."""
 
@@ -286,6 +302,7 @@ Request = (
     | RemoveCheckpoint
     | RemovePartial
     | SweepTrash
+    | PutJournal
     | Probe
 )  # fmt: skip
 Order = Request | UseKey

@@ -21,10 +21,13 @@ from typing import NoReturn, assert_never
 
 from ckptd.shared.base.errors import CkptdError, ProtocolError
 from ckptd.shared.base.ids import parse_dirname
+from ckptd.shared.files.regular import contents
 from ckptd.shared.format.integrity import XXH3, Integrity, Keyed
+from ckptd.shared.protocol.journal import MAX_SEGMENT_NBYTES, parse_name
 from ckptd.shared.protocol.publication import Intent, Intents
 from ckptd.store.drain import drain
 from ckptd.store.interface import Store
+from ckptd.store.journal import put_segment
 from ckptd.store.messages import (
     DAEMON,
     WORKER,
@@ -38,6 +41,7 @@ from ckptd.store.messages import (
     Progress,
     Publish,
     Published,
+    PutJournal,
     RemoveCheckpoint,
     Removed,
     RemovePartial,
@@ -135,7 +139,7 @@ class Worker:
         """Raises UsageError for a URL that no kind of store has."""
         return open_store(self._url, self._integrity)
 
-    def _carry_out(self, request: Request) -> Done:  # noqa: C901 - one line per request
+    def _carry_out(self, request: Request) -> Done:  # noqa: C901, PLR0912 - one line per request
         store = self._store
         match request:
             case Drain():
@@ -171,6 +175,10 @@ class Worker:
             case SweepTrash(job=job):
                 store.sweep(job)
                 return Done(request.id)
+            case PutJournal():
+                store.check(request.store_id, request.job)
+                put_journal(store, request)
+                return Done(request.id)
             case Probe():
                 return Done(request.id, Space(*store.space()))
             case _:
@@ -197,6 +205,15 @@ class Worker:
                 self._sock.sendall(frame)
         except OSError:
             self._leave()
+
+
+def put_journal(store: Store, request: PutJournal) -> None:
+    """What lies of the segment in the arena; more may be appended meanwhile. Raises OSError, ProtocolError."""
+    name, stop = parse_name(request.name), request.start + request.nbytes
+    content = contents(request.path, stop + MAX_SEGMENT_NBYTES)[request.start : stop]
+    if name is None or len(content) < request.nbytes:
+        raise ProtocolError(f"{request.path} has no {request.nbytes} bytes of a segment {request.name!r}")
+    put_segment(store.records(request.job), name, content, first=request.first)
 
 
 def _by_save(intents: list[Intent]) -> Intents:

@@ -21,6 +21,7 @@ class _Pending:
     answer: Answer
     progress: Callable[[Progress], None] | None
     deadline: float | None
+    minor: bool
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class Stores:
         # One thread that lives as long as we do: the workers that it starts end with it.
         self._starting = ThreadPoolExecutor(1, thread_name_prefix="start")
 
-    def ask(
+    def ask(  # noqa: PLR0913 - keyword-only
         self,
         store: str,
         make: Callable[[int], Request],
@@ -57,8 +58,12 @@ class Stores:
         *,
         progress: Callable[[Progress], None] | None = None,
         patience_s: float | None = None,
+        minor: bool = False,
     ) -> None:
-        """Sends make(id) to the store's worker. answer is called once, with Failed after patience_s without one."""
+        """Sends make(id) to the store's worker. answer is called once, with Failed after patience_s without one.
+
+        minor: nobody waits for it: a worker that was silent over it alone has as long as any for what comes next.
+        """
         state = self._stores.setdefault(store, _Store(store))
         state.retired = False
         now = time.monotonic()
@@ -69,10 +74,10 @@ class Stores:
             answer(Failed(self._next_id, "hung", "", text, "is the mount alive? try: stat " + store))
             return
         assert state.link is not None  # noqa: S101 - _ensure made it
-        if not state.pending:
+        if all(one.minor for one in state.pending.values()):
             state.heard = now
         deadline = None if patience_s is None else now + patience_s
-        state.pending[request.id] = _Pending(answer, progress, deadline)
+        state.pending[request.id] = _Pending(answer, progress, deadline, minor)
         state.link.send(request)
 
     def _ensure(self, state: _Store) -> bool:
@@ -90,8 +95,8 @@ class Stores:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is not answered yet."""
-        return any(state.pending for state in self._stores.values())
+        """Whether any request is not answered yet that somebody waits for."""
+        return any(not one.minor for state in self._stores.values() for one in state.pending.values())
 
     def receive(self, link: StoreLink) -> None:
         """Takes what the worker says; to be called when its link is readable."""
