@@ -71,7 +71,7 @@ class RankAttached(Event, frozen=True, kw_only=True):
 class SegmentStaged(FromRank, frozen=True, kw_only=True):
     """The rank sealed its whole segment in a slot. The caller has checked the seal against this.
 
-    ``late``: what verifies its late copies, for the status of this node.
+    ``late``: what verifies its late copies, for the status of this node. ``stall_s``, ``late_nbytes``: as in HandOver.
     """
 
     world_size: int
@@ -81,6 +81,8 @@ class SegmentStaged(FromRank, frozen=True, kw_only=True):
     drain: bool = False
     attestations: tuple[Attestation, ...] = ()
     late: str = ""
+    stall_s: float = 0.0
+    late_nbytes: int = 0
 
 
 class SlotsAsked(FromRank, frozen=True, kw_only=True):

@@ -150,6 +150,8 @@ class RankGateway:
             drain=request.drain,
             attestations=seal.attestations,
             late=request.late,
+            stall_s=request.stall_s,
+            late_nbytes=request.late_nbytes,
         )
 
     def _keep(self, job: JobKey, save: SaveId, to: Publication) -> None:

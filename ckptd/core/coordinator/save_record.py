@@ -33,6 +33,9 @@ class Record:
     where: Where | None = None  # as far as that is known
     drainers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node -> ranks whose segments it writes
     voters: set[str] = field(default_factory=set)
+    stall_s: float = 0.0  # the longest that a rank was held up for it, as far as they report
+    stalls_s: float = 0.0  # of all ranks
+    late_nbytes: int = 0  # copied while the training went on
     drain_since: float = 0.0
     first_failure: float | None = None
     failures: int = 0

@@ -51,6 +51,8 @@ class Saves(Drains):
         record.adopted |= not event.session
         if event.drain:
             self._force(record)
+        record.stall_s = max(record.stall_s, event.stall_s)
+        record.stalls_s, record.late_nbytes = record.stalls_s + event.stalls_s, record.late_nbytes + event.late_nbytes
         for segment in event.segments:
             record.attestations[segment.rank] = segment.attestations
         return self._delivered(node, record, {segment.rank: segment.nbytes for segment in event.segments}, now)

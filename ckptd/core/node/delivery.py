@@ -35,6 +35,7 @@ class Delivery:
         key = (event.save, event.session)
         before = self._staged.get(key)
         others = before.segments if before is not None else ()
+        stall_s, stalls_s, late = (before.stall_s, before.stalls_s, before.late_nbytes) if before else (0.0, 0.0, 0)
         self._staged[key] = ev.SegmentsStaged(
             job=self._job,
             session=event.session,
@@ -42,6 +43,9 @@ class Delivery:
             world_size=event.world_size,
             segments=(*others, StagedSegment(event.rank, event.nbytes, event.attestations)),
             drain=event.drain or (before is not None and before.drain),
+            stall_s=max(stall_s, event.stall_s),
+            stalls_s=stalls_s + event.stall_s,
+            late_nbytes=late + event.late_nbytes,
         )
 
     def released(self, rank: int, save: SaveId) -> None:

@@ -44,6 +44,7 @@ Seq = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 MAX_LATE_CHARS = 512
 LateText = Annotated[str, msgspec.Meta(max_length=MAX_LATE_CHARS)]
+StallS = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 ReadName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}\Z")]
 
 
@@ -127,6 +128,7 @@ class HandOver(_Request, frozen=True, kw_only=True):
 
     ``publication``: where this user wants a trainer's files once they are committed; only this message says it.
     ``late``: what verifies copies that run while training continues, or why there are none; empty: nothing is attached.
+    ``stall_s``: that the save has held up its caller so far. ``late_nbytes``: of it, copied so.
     """
 
     slot: SlotName
@@ -134,6 +136,8 @@ class HandOver(_Request, frozen=True, kw_only=True):
     drain: bool = False
     publication: Publication | None = None
     late: LateText = ""
+    stall_s: StallS = 0.0
+    late_nbytes: Nbytes = 0
 
 
 class Skip(_Request, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Attestati
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.format.slot import Seal
-from ckptd.shared.protocol.messages import Cadence, Seq, Tier
+from ckptd.shared.protocol.messages import Cadence, Seq, StallS, Tier
 from ckptd.shared.protocol.parity_types import Member
 from ckptd.shared.protocol.rank_sets import RankSet, check_total
 from ckptd.shared.protocol.topology import MAX_NODES, Peer, SetSize, TopologyDigest
@@ -161,7 +161,8 @@ class StagedSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class SegmentsStaged(Event, frozen=True, kw_only=True, tag="segments-staged"):
     """Ranks of the sender's node sealed their whole segments of a save. One message for ranks that save together.
 
-    ``session``: of these ranks; empty: a daemon found the segments when it started.
+    ``session``: of these ranks; empty: a daemon found the segments when it started. ``stall_s``: the longest that one
+    of them was held up, ``stalls_s``: all of them.
     """
 
     session: AnySession = ""
@@ -169,6 +170,9 @@ class SegmentsStaged(Event, frozen=True, kw_only=True, tag="segments-staged"):
     world_size: WorldSize
     segments: Annotated[tuple[StagedSegment, ...], msgspec.Meta(max_length=MAX_RANKS)]
     drain: bool = False  # one of the ranks wants it durable
+    stall_s: StallS = 0.0
+    stalls_s: StallS = 0.0
+    late_nbytes: Nbytes = 0  # copied while their training went on
 
     def __post_init__(self) -> None:
         """Raises ValueError when a rank is none of the save's."""

@@ -72,6 +72,14 @@ class SaveRecord:
         self.handle: Callable[[], Any] = lambda: None  # a weak reference to the SaveHandle
         self.stall_s = 0.0
         """Seconds that ``save`` held up the caller."""
+        self.held_since: float | None = None  # of time.perf_counter: it holds the caller up now, not in stall_s yet
+        self.late_nbytes = 0  # copied after save returned
+
+    @property
+    def held_s(self) -> float:
+        """``stall_s``, with what it comes to now."""
+        since = self.held_since
+        return self.stall_s + (time.perf_counter() - since if since is not None else 0.0)
 
     @property
     def step(self) -> int:

@@ -159,6 +159,7 @@ def save_files(
     """See Client.save_files."""
     began = time.perf_counter()
     handle = staging.open(staging.numbers.name(staging.numbers.count(), step))
+    handle.held_since = began
     try:
         saved_for = publication.said if publication is not None else None
         plan = make_files_plan(files, saved_for, staging.group, staging.integrity)
@@ -173,6 +174,7 @@ def save_files(
     except BaseException as error:  # for example Ctrl-C: the others must not wait for this rank
         staging.give_up(handle, error)
         raise
+    handle.held_since = None
     handle.stall_s += time.perf_counter() - began
     staging.stats.stall_s += handle.stall_s
     staging.stats.last_stall_s = handle.stall_s

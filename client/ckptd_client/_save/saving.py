@@ -54,7 +54,8 @@ class Saving:
             self.preparing.forget_steps()
             save = staging.numbers.next(step, state)
             check_not_capturing()  # after the count, so that all ranks count alike
-            handle = self._staged(state, save, drain=drain, deadline=deadline) if mine else self._refused(save)
+            handle = self._staged(state, save, began, drain=drain, deadline=deadline) if mine else self._refused(save)
+            handle.held_since = None
             handle.stall_s += time.perf_counter() - began
             self._count(handle)
         return handle
@@ -65,7 +66,7 @@ class Saving:
         self._staging.note_failure(handle, error, deadline=None)
         return handle
 
-    def _staged(self, state: dict[str, Any], save: SaveId, *, drain: bool, deadline: float) -> SaveRecord:
+    def _staged(self, state: dict[str, Any], save: SaveId, began: float, *, drain: bool, deadline: float) -> SaveRecord:
         staging = self._staging
         plans, asked = staging.stats.plans, time.monotonic()
         sample = staging.link.sampling.next(save, drain=drain)
@@ -73,6 +74,7 @@ class Saving:
         if staging.stats.plans > plans:  # a plan is made once; the timeout does not cover it
             deadline += time.monotonic() - asked
         handle = staging.open(save, unsealed=False)
+        handle.held_since = began
         staging.link.sampling.record(plan.streams, sample, handle)
         staging.stats.nbytes += plan.nbytes
         self._stage_or_fail(handle, plan, values, drain=drain, deadline=deadline)

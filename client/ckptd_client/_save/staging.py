@@ -324,8 +324,16 @@ class Staging:
         self, slot: str, handle: SaveRecord, *, drain: bool, deadline: float, publication: Publication | None = None
     ) -> None:
         """Hands the sealed slot over to the daemon. Blocks until the daemon confirms it; raises CkptdError."""
-        late = self.stats.late[:MAX_LATE_CHARS]
-        order = HandOver(seq=0, slot=slot, save=handle.save_id, drain=drain, publication=publication, late=late)
+        order = HandOver(
+            seq=0,
+            slot=slot,
+            save=handle.save_id,
+            drain=drain,
+            publication=publication,
+            late=self.stats.late[:MAX_LATE_CHARS],
+            stall_s=handle.held_s,
+            late_nbytes=handle.late_nbytes,
+        )
         self.link.outbox.hand_over(order, deadline=deadline)
 
     def _settle(self, segment: Segment, need: int, deadline: float) -> None:

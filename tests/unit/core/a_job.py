@@ -125,11 +125,13 @@ class AJob:
         """A slot the rank may write."""
         return next(s.name for s in self.catalogue.jobs[KEY].node.slots.of_rank(rank) if s.granted)
 
-    def stage(self, rank: int, save: SaveId, *, session: str = "a", slot: str = "", drain: bool = False) -> int:
+    def stage(
+        self, rank: int, save: SaveId, *, session: str = "a", slot: str = "", drain: bool = False, **words: object
+    ) -> int:
         seq = self.request()
         self.say(ev.SegmentStaged(
             job=KEY, request=seq, rank=rank, session=session, world_size=self.world, slot=slot or self.idle(rank),
-            save=save, nbytes=10, drain=drain,
+            save=save, nbytes=10, drain=drain, **words,
         ))  # fmt: skip
         return seq
 

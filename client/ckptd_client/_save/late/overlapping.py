@@ -171,6 +171,7 @@ class Overlapping:
         completion = _Completion(staging, self, segment, handle, values.plain, drain)
         try:
             overlap = Overlap(self._copied(segment, plan, values, found, handle.save_id.counter), completion)
+            handle.late_nbytes = staging.stats.last_late_nbytes
             segment.owner = weakref.ref(overlap)
         except BaseException:
             found.release()
@@ -259,8 +260,9 @@ class Overlapping:
         last = self._last
         if last is None or self._running is None or not self.running:
             return
-        began = time.perf_counter()
+        began = last.handle.held_since = time.perf_counter()
         self._running.before_step(last.deadline)
+        last.handle.held_since = None
         waited = time.perf_counter() - began
         last.handle.stall_s += waited
         staging = self._staging()

@@ -108,10 +108,13 @@ class Staged:
         with self._kept():
             self._fill(content_of, step)
         others = _on_rank_0(self._client, self._leaves)
+        if self._record is not None:
+            self._record.held_since = began
         with self._kept():
             if self.error is None:
                 self._hand_over(others)
         if self._record is not None:
+            self._record.held_since = None
             self._record.stall_s = time.perf_counter() - began
 
     @contextlib.contextmanager
