@@ -7,6 +7,7 @@ import msgspec
 from ckptd.shared.base.ids import Incarnation, JobKey, RunId, SaveId, Session, SetName, StoreChoice, StoreId
 from ckptd.shared.format.manifest import ParityRecord
 from ckptd.shared.format.slot import Seal
+from ckptd.shared.protocol.journal import Entry, RunBegan
 from ckptd.shared.protocol.messages import Reply, Tier
 from ckptd.shared.protocol.node_messages import Message
 from ckptd.shared.protocol.parity_types import ParityChunk
@@ -307,3 +308,14 @@ class Note(Action, frozen=True, kw_only=True):
     """A line for the log and for status: something went wrong and was dealt with."""
 
     text: str
+
+
+class KeepEntry(Action, frozen=True, kw_only=True):
+    """Put it into the journal of this run. Times of day are the caller's. Not answered.
+
+    ``began``: the run, as each segment of it begins. ``age_s``: of the run.
+    """
+
+    began: RunBegan
+    entry: Entry
+    age_s: float

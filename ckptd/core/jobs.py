@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, DropChunk, ForgetJob, KeepNumber, ScanStore, ToNode, ToRank, UnlinkSlot
 from ckptd.core.coordinator.coordinator import Coordinator
+from ckptd.core.coordinator.journal import Journal
 from ckptd.core.links import Links
 from ckptd.core.node.node import JobNode
 from ckptd.core.policy import Policy
@@ -27,6 +28,7 @@ class Job:
     node: JobNode
     coordinator: Coordinator
     links: Links
+    journal: Journal
 
 
 class Catalogue:
@@ -58,7 +60,8 @@ class Catalogue:
 
     def _tick(self, job: Job, out: list[Action], now: float) -> None:
         inbox: deque[ev.Event] = deque()
-        actions = [*job.coordinator.tick(now), *job.node.tick(now)]
+        due = job.coordinator.tick(now)
+        actions = [*due, *job.journal.follow(None, due, now), *job.node.tick(now)]
         self._route(job.node.job, actions, inbox, out)
         self._deliver(inbox, out, now)
 
@@ -69,6 +72,7 @@ class Catalogue:
         out: list[Action] = []
         coordinates = job.node.coordinator == self.node
         asked = job.coordinator.adopted(now) if coordinates else []
+        asked += job.journal.follow(None, asked, now)
         self._route(key, [*job.node.slots.digests_due(), *asked], inbox, out)
         if coordinates and not job.node.ranks.live and not any(slot.save for slot in job.node.slots):
             inbox.append(ev.JobReleased(job=key, node=self.node))
@@ -146,7 +150,8 @@ class Catalogue:
             number = self._numbers.get(key, 0)
             links = Links(self.node)
             node = JobNode(key, self.node, self.policy, number, links)
-            self.jobs[key] = Job(node, Coordinator(key, self.node, self.policy, number, links), links)
+            coordinator = Coordinator(key, self.node, self.policy, number, links)
+            self.jobs[key] = Job(node, coordinator, links, Journal(coordinator))
         return self.jobs[key]
 
     def _deliver(self, inbox: deque[ev.Event], out: list[Action], now: float) -> list[Action]:
@@ -162,11 +167,13 @@ class Catalogue:
                     job.node.due.changed()
                     continue  # no node was lost, and no machine waits for one to which it has no use for a link
             if kind in _REPORTS or kind in job.coordinator.events:
-                self._route(event.job, job.coordinator.handle(event, now), inbox, out)
+                actions = job.coordinator.handle(event, now)
+                self._route(event.job, [*actions, *job.journal.follow(event, actions, now)], inbox, out)
             if kind in job.node.events or kind in job.node.orders:
                 self._route(event.job, job.node.handle(event), inbox, out)
             if isinstance(event, ev.SessionOpened) and job.node.coordinator != self.node:
                 job.coordinator.retire(event.incarnation)
+                self._route(event.job, job.journal.follow(event, [], now), inbox, out)
         kept = [a for a in out if isinstance(a, ForgetJob) and self._coordinates_others(a.job)]
         out[:] = [action for action in out if action not in kept]
         for action in out:

@@ -26,6 +26,7 @@ from ckptd.daemon.bug_fence import BugFence
 from ckptd.daemon.bulk_host import BulkHost
 from ckptd.daemon.event_log import EventLog
 from ckptd.daemon.forget import Forgetting
+from ckptd.daemon.journals import Journals
 from ckptd.daemon.liveness import Liveness, somebody_waits
 from ckptd.daemon.pace import Pace
 from ckptd.daemon.parity_executor import ParityExecutor
@@ -49,7 +50,6 @@ from ckptd.shared.protocol.messages import (
     AskSteps,
     AskStop,
     Done,
-    NodeInfo,
     Refused,
     StatusReply,
 )
@@ -83,6 +83,7 @@ class Daemon:
         niceness = Niceness(config.worker_nice, config.worker_ionice)
         self._stores = Stores(niceness=niceness, hang_s=config.store_hang_s, integrity=arena.integrity)
         self._executor = self._make_executor(config)
+        self._journals = Journals(arena.path, self._stores, self._known_stores, self._uses)
         self._bulk = BulkHost(self._arena, self._plane, config.bulk_port)
         self._encoding, self._fetching = Background(_PULLS, "encode"), Background(_PULLS, "fetch")
         self._protect = ParityExecutor(
@@ -158,6 +159,7 @@ class Daemon:
             self._handle,
             self._perform,
         )
+        self._journals.adopt()
         self._status_service.own.extend(adoption.run(time.monotonic()))
         systemd.ready("serving")
         seconds = time.monotonic() - self._started
@@ -184,7 +186,8 @@ class Daemon:
         """Whether to leave now: asked to and nothing worth waiting for, or empty long enough."""
         now = time.monotonic()
         if self._stop.asked:
-            return self._stop.over(now)
+            over = self._stop.over(now)
+            return over and not (self._stop.last and self._stop.asked == 1 and self._journals.ending(now))
         if not self._config.exit_when_empty:
             return False
         at_work = self._cleaning.busy or self._encoding.busy or self._fetching.busy
@@ -193,7 +196,7 @@ class Daemon:
             return False
         later = now + self._executor.numbers.needed_beyond_s(_EMPTY_GRACE_S)
         self._empty_since = later if self._empty_since is None else self._empty_since
-        if now - self._empty_since < _EMPTY_GRACE_S:
+        if now - self._empty_since < _EMPTY_GRACE_S or self._journals.ending(now):
             return False
         waited_for = somebody_waits(self._arena.path)  # for the other ranks of a job, to attach together
         self._empty_since = now if waited_for else self._empty_since
@@ -215,7 +218,9 @@ class Daemon:
         self._bulk.close()
         self._plane.close()
         self._socket.close(linger_s=_LAST_WORDS_S if self._stop.asked else 0.0)
-        self._arena.close(remove=self._catalogue.empty and self._config.exit_when_empty)
+        remove = self._catalogue.empty and self._config.exit_when_empty
+        self._journals.close(remove=remove)
+        self._arena.close(remove=remove)
 
     # --- loop
 
@@ -234,7 +239,7 @@ class Daemon:
         now = time.monotonic()
         times = [self._catalogue.next_deadline(), self._stores.next_deadline(), self._stop.until]
         times += [self._plane.next_deadline(), self._status_service.next_deadline(), self._look_at]
-        times.append(self._manager.next_deadline())
+        times += [self._manager.next_deadline(), self._journals.next_deadline()]
         if self._liveness.unwatched:
             times.append(self._sweep_at)
         if self._empty_since is not None:
@@ -264,7 +269,7 @@ class Daemon:
                 self._fence.met(error, what, partial(self._status_service.note, event.job))
         served = (partial(self._serve, link) for link in self._stores.links)
         done = (work.deliver for work in self._backgrounds if work.fileno() in self._ready)
-        due = (partial(self._sweep, now), self._stores.tick, self._tick, partial(self._tell, now))
+        due = (partial(self._sweep, now), self._stores.tick, self._tick, self._journals.tick, partial(self._tell, now))
         self._pace.section("answers")
         self._fence.each((self._status_service.read_mail, *served, *done), self._status_service.own.append)
         self._pace.section("what is due")
@@ -307,7 +312,7 @@ class Daemon:
         answer = partial(self._gateway.answer, incoming.identity)
         match incoming.request, self._gateway.connection_of(incoming.identity):
             case AskNode(), _:
-                self._describe_node(incoming)
+                self._gateway.describe_node(incoming, self._config)
             case AskStatus(), _:
                 self._status_service.asked(incoming)
             case AskSteps(), RankConnection(job=job):
@@ -330,16 +335,6 @@ class Daemon:
             self._handle(event)
             if isinstance(event, ev.RankDetached):
                 self._gateway.left(event.job, event.rank, event.session)
-
-    def _describe_node(self, incoming: Incoming) -> None:
-        """Somebody is about to attach, once all ranks of its job have done the same."""
-        info = NodeInfo(
-            reply_to=incoming.request.seq, peer=self._plane.peer,
-            scheme=self._config.redundancy, set_size=self._config.set_size,
-            balance=self._config.balance == "rows", store=self._config.store or "",
-            integrity=self._arena.integrity.label,
-        )  # fmt: skip
-        self._gateway.answer(incoming.identity, info)
 
     def _drain_for(self, incoming: Incoming, job: JobKey, *, preempt: bool) -> None:
         """The command line asks, on behalf of nobody."""
@@ -399,6 +394,7 @@ class Daemon:
             **dict.fromkeys(protect.table, (protect.perform,)),
             act.ToRank: (executor.hear, self._gateway.send),
             act.Note: (self._note,),
+            act.KeepEntry: (self._journals.keep,),
             act.ToNode: (plane.carry,),
             act.MeetPeers: (lambda action: plane.meet(action.job, action.peers), lambda _: self._bulk.open()),
             act.Meet: (lambda it: plane.meet_at(it.job, it.session, it.rendezvous), lambda _: self._bulk.open()),
@@ -415,8 +411,12 @@ class Daemon:
     def _forgotten(self, action: act.ForgetJob) -> None:
         self._status_service.errors.pop(action.job, None)
         self._plane.forget(action.job)
-        if all(key.store != action.job.store for key in self._catalogue.jobs):
+        self._journals.forget(action.job)
+        if not self._uses(action.job.store):
             self._stores.retire(action.job.store)
+
+    def _uses(self, store: str) -> bool:
+        return any(key.store == store for key in self._catalogue.jobs)
 
     def _tell(self, now: float) -> None:
         """What has become of all that: to the ranks that asked, to the log, to systemd."""

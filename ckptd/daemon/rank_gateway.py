@@ -34,6 +34,7 @@ from ckptd.shared.protocol.messages import (
     DropSegments,
     HandOver,
     Milestone,
+    NodeInfo,
     Progress,
     Refused,
     Reply,
@@ -45,6 +46,7 @@ from ckptd.shared.protocol.publication import Publication, check_publication
 from ckptd.shared.protocol.topology import Peer
 from ckptd.shared.protocol.versions import SAME_CKPTD, Speaker, other_version
 from ckptd.system import failpoints
+from ckptd.system.config import Config
 
 log = logging.getLogger("ckptd")
 E = TypeVar("E", bound=ev.Event)
@@ -74,6 +76,14 @@ class RankGateway:
         self._identities: dict[RankConnection, bytes] = {}
         self._let_in: set[RankConnection] = set()  # one that is replaced later still receives what becomes of its saves
         self.warnings: list[str] = []  # sent to each rank that attaches
+
+    def describe_node(self, incoming: Incoming, config: Config) -> None:
+        """Somebody is about to attach, once all ranks of its job have done the same."""
+        info = NodeInfo(
+            reply_to=incoming.request.seq, peer=self._own, scheme=config.redundancy, set_size=config.set_size,
+            balance=config.balance == "rows", store=config.store or "", integrity=self._arena.integrity.label,
+        )  # fmt: skip
+        self.answer(incoming.identity, info)
 
     def events_of(self, incoming: Incoming) -> list[ev.Event]:
         """What the letter means, nothing when it was refused. AskStatus and AskSteps (of a rank) are not for it."""

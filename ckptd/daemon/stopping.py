@@ -49,17 +49,17 @@ class Stopping:
             self._begin()
         if self.asked > 1 or now >= self.until:
             return True
-        if self._last:
+        if self.last:
             return not any(f.waits for key, f in self._last_drains.items() if key in self._catalogue.jobs)
         return not any(job.coordinator.facts.active for job in self._catalogue.jobs.values())
 
     @property
-    def _last(self) -> bool:
+    def last(self) -> bool:
         """Whether no other daemon may come after this one."""
         return self._config.exit_when_empty and not self._homeless
 
     def _begin(self) -> None:
-        if not self._last:
+        if not self.last:
             systemd.stopping("finishing the drain that runs", drain_s=self._config.stop_drain_s)
             return
         systemd.stopping("draining the newest checkpoints", drain_s=self._config.stop_drain_s)

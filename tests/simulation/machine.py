@@ -135,6 +135,7 @@ class Machine:
         if self.catalogue is None:
             return
         self.world.log(self, "daemon killed")
+        self.world.journals.died(self)
         self.catalogue = None
         self.frozen = False
         self._queue.clear()
@@ -264,6 +265,8 @@ class Machine:
                 self.keep_links(action)
             case act.Note():
                 self.world.notes += 1
+            case act.KeepEntry():
+                self.world.journals.kept(self, action)
             case _:
                 self.world.effects.perform(self, action)
 

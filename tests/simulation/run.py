@@ -142,6 +142,7 @@ def examine(world: World) -> None:
     world.expired = True
     world.run(world.policy.orphan_ttl_s + FREED_S)
     world.promises.nothing_left(list(world.nodes.values()))
+    world.journals.check()
     for machine in world.nodes.values():
         assert machine.catalogue is not None
         assert machine.catalogue.empty, f"{machine.name} is not empty: {list(machine.catalogue.jobs)}"

@@ -228,7 +228,7 @@ def test_every_action_of_the_core_has_an_effect():
     immediate = {
         act.ToRank, act.ToNode, act.FreeSlot, act.UnlinkSlot, act.KeepTopology, act.StopEncode, act.DropChunk,
         act.DropPulled, act.KeepNumber, act.RememberStore, act.ForgetJob, act.MeetPeers, act.Meet, act.EndMeeting,
-        act.KeepLinks, act.Note,
+        act.KeepLinks, act.Note, act.KeepEntry,
     }  # fmt: skip
     off = {act.DrainParity}  # unless a daemon is told to
     off |= {act.HoldRanks, act.AnnounceStep}  # nobody preempts a job here: tests/property/test_preemption.py

@@ -20,6 +20,7 @@ from tests.simulation.clock import Clock
 from tests.simulation.costs import Costs
 from tests.simulation.effects import ActionExecutor
 from tests.simulation.hardware import Hardware
+from tests.simulation.journals import Journals
 from tests.simulation.launcher import Launcher
 from tests.simulation.machine import Machine
 from tests.simulation.network import Network
@@ -96,6 +97,7 @@ class World:
         self.nodes: dict[str, Machine] = {}
         self.lost: list[Machine] = []
         self.promises = Promises(self)
+        self.journals = Journals(self)
         self.network: Any = Network(self.clock, self.nodes) if costs is None else Wire(self.clock, self.nodes, costs)
         self.effects = ActionExecutor(self)
         self.stores: dict[JobKey, Store] = {}
@@ -183,6 +185,7 @@ class World:
         """An event that a daemon handles now."""
         self.events += 1
         self.at_each_event()
+        self.journals.hears(machine, event)
         self._fingerprint.update(f"{self.clock.now:.6f}{machine.name}{type(event).__name__}".encode())
         self._keep((self.clock.now, machine.name, ">", event))
 

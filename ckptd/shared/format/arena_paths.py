@@ -20,6 +20,7 @@ READ_GROUP_SUFFIX = ".group"
 STEPS_SUFFIX = ".steps"
 DUE_SUFFIX = ".publication"  # of a save, still to be done
 PUBLISHED_SUFFIX = ".published"  # and done
+JOURNAL_SUFFIX = ".journal"  # of a segment of the job's journal, until the store has it
 
 
 def job_dir(key: JobKey) -> str:

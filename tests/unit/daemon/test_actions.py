@@ -3,6 +3,7 @@
 from ckptd.arena.arena import Arena
 from ckptd.core import actions as act
 from ckptd.daemon.action_executor import ActionExecutor
+from ckptd.daemon.journals import Journals
 from ckptd.daemon.loop import Daemon
 from ckptd.daemon.parity_executor import ParityExecutor
 
@@ -19,6 +20,7 @@ class Parts(Daemon):
             node="a", arena=arena, peers=None, encoding=None, fetching=None, cleaning=None, deliver=None
         )
         self._plane = self._gateway = self._executor
+        self._journals = Journals(arena.path, None, None, uses=None)
 
 
 def test_every_action_is_carried_out(tmp_path):

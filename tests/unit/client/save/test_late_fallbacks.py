@@ -7,6 +7,10 @@ import signal
 import pytest
 import torch
 
+from ckptd.shared.format.integrity import XXH3
+from ckptd.shared.protocol.journal import Staged
+from ckptd.shared.stores.kinds import open_files
+from ckptd.store.journal import read_journal
 from ckptd_client import UsageError
 from ckptd_client._local import page_guard
 from ckptd_client._local.late_memory import late_memory
@@ -94,6 +98,21 @@ def test_what_the_user_asked_for_is_in_force_and_in_the_status(verify, join, nod
     if verify == "samples":
         assert client.stats().last_late_nbytes == victim.large.nbytes + victim.small.nbytes
     assert [rank.late for rank in node.job(job).ranks] == [client.stats().late]
+
+
+def test_the_journal_has_what_was_copied_late_and_the_stall_up_to_the_hand_over(join, node, job):
+    victim, client = Victim(), join()
+    client.attach(victim.optimizer, verify="samples")
+    handle = client.save(victim.state)
+    victim.optimizer.step()
+    handle.wait("durable", 60)
+    late_nbytes = client.stats().last_late_nbytes
+    client.close()
+    files = open_files(f"{node.store}/{job}", XXH3)
+    staged = wait_for(lambda: next((e for e in read_journal(files).entries if isinstance(e, Staged)), None))
+    assert staged.late_nbytes == late_nbytes > 0
+    assert 0 < staged.stall_s <= handle.stall_s + 0.001
+    assert staged.mean_stall_s == staged.stall_s
 
 
 def test_another_word_is_a_misuse(join):

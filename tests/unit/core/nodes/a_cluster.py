@@ -70,6 +70,7 @@ class ANode:
         self.wanted: frozenset[str] | None = frozenset()  # nodes it keeps a link to; None: to all
         self.called: set[str] = set()  # and those that it has sent a message to
         self.notes: list[str] = []
+        self.records: list[act.KeepEntry] = []
         self.pulled: dict[tuple[SaveId, int], str] = {}  # from which node, until it is given back
         self.serial = 0
         self.drained: dict[SaveId, tuple[str, ...]] = {}
@@ -450,6 +451,8 @@ class ACluster:
                 node.wanted = None if nodes is None else frozenset(nodes)
             case act.Note(text=text):
                 node.notes.append(text)
+            case act.KeepEntry():
+                node.records.append(action)
             case act.MeetPeers(peers=peers):
                 node.met |= {p.node for p in peers}
             case act.KeepTopology():
