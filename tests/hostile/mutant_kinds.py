@@ -7,6 +7,7 @@ import pathlib
 import pickle
 import random
 import shutil
+import struct
 import tempfile
 import warnings
 import zipfile
@@ -19,7 +20,9 @@ import msgspec
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
+import xxhash
 
+from ckptd.arena.journal_files import JournalFile
 from ckptd.arena.saved_topology import Kept, keep_topology
 from ckptd.parity.record import ParitySeal
 from ckptd.peers.keys import make_keys
@@ -42,6 +45,7 @@ from ckptd.shared.format.origin import MARKER
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals, encode_seal
 from ckptd.shared.protocol import columns, messages
+from ckptd.shared.protocol import journal as journals
 from ckptd.shared.protocol.topology import Peer, Topology
 from ckptd.store.scan import PINS_DIR
 from ckptd.store.trainer_files import TrainerFiles
@@ -53,8 +57,9 @@ from tests.hostile.reader import some_state
 from tests.hostile.test_through_the_daemon import Place
 from tests.on_meshes import write
 from tests.parity_store import Made
-from tests.runs import STORE_ID, vote_in
+from tests.runs import RUN, STORE_ID, vote_in
 from tests.unit.shared import test_messages
+from tests.unit.store import test_journal
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "zero"
 Change = Callable[[random.Random, pathlib.Path], None]
@@ -113,6 +118,9 @@ def arena_tree(folder: pathlib.Path) -> pathlib.Path:
     directory = folder / "arena" / arena_paths.job_dir(made.key)
     peer = Peer("n0", "arena", "tcp://127.0.0.1:4000", "k" * 40)
     keep_topology(str(folder / "arena"), Kept(made.key, "s", Topology((peer,), (0,), Scheme.NONE), 2, 2))
+    name = journals.Name(3, journals.run_digits(RUN), "0" * 8, 1)
+    file = JournalFile.make(str(folder / "arena"), made.key, name)
+    file.append(b"".join(map(journals.framed, test_journal.ALL)))
     rank = rank_file.RankRecord(made.key, 0, "session", "host")
     (directory / arena_paths.rank_file_name(0, "session")).write_bytes(rank_file.encode(rank))
     (folder / "arena").chmod(0o700)
@@ -506,6 +514,17 @@ def record(chance: random.Random, path: pathlib.Path) -> None:
     where.write_bytes(text if chance.random() < 0.8 else torn(chance, text))
 
 
+def journal(chance: random.Random, path: pathlib.Path) -> None:
+    """A segment with records made right, of what they say or of what they are."""
+    bodies = [msgspec.msgpack.decode(msgspec.msgpack.encode(entry)) for entry in test_journal.ALL]
+    bodies = [to_msgpack(mutated(chance, body) if chance.random() < 0.3 else body) for body in bodies]
+    frames = [struct.pack("<IQ", len(body), xxhash.xxh3_64_intdigest(body)) + body for body in bodies]
+    segment = journals.segment(frames)
+    name = journals.Name(3, journals.run_digits(RUN), "0" * 8, chance.randrange(3))
+    (path / journals.JOURNAL_DIR).mkdir()
+    (path / name.path).write_bytes(segment if chance.random() < 0.7 else torn(chance, segment))
+
+
 def encoded(examples: Callable[[], list[bytes]], chance: random.Random, path: pathlib.Path) -> None:
     raw = chance.choice(examples())
     if chance.random() < 0.7:
@@ -597,6 +616,7 @@ KINDS: dict[str, Kind] = {
     **{f"archive of ZeRO, {stage}": Kind(stage, zero_archive, ZERO) for stage in STAGES},
     "any file of ZeRO": Kind("stage2", any_file, ZERO),
     "config": Kind("file", toml, mutant_readers.CONFIG),
+    "journal": Kind("file", journal, mutant_readers.JOURNAL),
     "keys": Kind("file", keys, mutant_readers.KEYS),
     "identity": Kind("file", identity, mutant_readers.IDENTITY),
     "status": Kind("file", statuses, mutant_readers.MESSAGES["status"]),

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from ckptd.arena.arena import Arena
+from ckptd.arena.journal_files import found_journals
 from ckptd.arena.saved_topology import kept_topologies
 from ckptd.checkpoint.export import run
 from ckptd.checkpoint.export.run import Order
@@ -28,11 +29,14 @@ from ckptd.peers.keys import read_keys
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.files.regular import open_followed
 from ckptd.shared.format import slot
+from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.protocol import messages
 from ckptd.shared.protocol.publication import Publication
 from ckptd.shared.protocol.status import Status
+from ckptd.shared.stores.kinds import open_files
 from ckptd.shared.torchfile import dcp_metadata  # noqa: F401 - imported before time is taken
 from ckptd.store.facts import Committer
+from ckptd.store.journal import read_journal
 from ckptd.store.messages import FrameReader, decode_request, hello_frame
 from ckptd.store.posix.identity import STORE_FILE, store_id_at
 from ckptd.store.posix.links import is_linked_to
@@ -136,6 +140,7 @@ CHECKPOINT = {
     "rebuild": rebuild,
     "prune": pruned,
 }
+JOURNAL = {"journal": lambda path: read_journal(open_files(str(path), XXH3))}
 BOXES = {name: of_boxes(call) for name, call in CHECKPOINT.items()}
 
 
@@ -207,6 +212,7 @@ def adopted(path):
             live.close()
         somebody_waits(path)
         kept_topologies(path)
+        found_journals(path)
     finally:
         arena.close(remove=False)
 

@@ -21,11 +21,14 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.manifest import STOCK_FILES, UNPUBLISHED
 from ckptd.shared.format.slot import align_up
+from ckptd.shared.protocol.journal import MAGIC, Name
 from ckptd.shared.protocol.publication import Publication
 from ckptd.store.image import Flow, Image
+from ckptd.store.journal import put_segment, read_journal
 from ckptd.store.posix import commit, removal
 from ckptd.store.posix.image_writer import make_set, write_image
 from ckptd.store.posix.publish import publish
+from ckptd.store.posix.records import PosixRecords
 from ckptd.store.posix.scan import Place, files_at
 from ckptd.store.votes import read_node, voting_places
 from ckptd.system.files import FileLayer
@@ -284,6 +287,12 @@ def a_pin(fs, place):
     unpin(fs, place.key, SaveId(1, 1, 1, RUN).dirname)
 
 
+def a_segment(fs, place):
+    for number in (1, 2):
+        put_segment(PosixRecords(fs, place.key), Name(1, "0" * 8, "0" * 8, number), MAGIC, first=True)
+    read_journal(files_at(fs, place.job_dir))
+
+
 def a_vote(fs, place):
     unfinished = files_at(fs, place.partial)
     for places in voting_places(unfinished):
@@ -299,7 +308,10 @@ def a_drain(fs, place):
         write_image(fs, place, SET, Image(name, nbytes, padded[start:]), Flow())
 
 
-WORK = {one.__name__: one for one in (a_commit, a_removal, a_removed_partial, an_incarnation, a_pin, a_vote, a_drain)}
+WORK = {
+    one.__name__: one
+    for one in (a_commit, a_removal, a_removed_partial, an_incarnation, a_pin, a_segment, a_vote, a_drain)
+}
 
 
 def victim(which: str, place: Place) -> str:
@@ -312,7 +324,7 @@ def victim(which: str, place: Place) -> str:
 
 UNFINISHED, OLD = ("partial", "sets", "set"), ("old", "old sets")
 IN = dict.fromkeys(("a_commit", "a_removed_partial", "a_vote", "a_drain"), UNFINISHED)  # where a work is done, in short
-IN |= dict.fromkeys(("a_removal", "an_incarnation", "a_pin"), OLD)
+IN |= dict.fromkeys(("a_removal", "an_incarnation", "a_pin", "a_segment"), OLD)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +334,16 @@ IN |= dict.fromkeys(("a_removal", "an_incarnation", "a_pin"), OLD)
 def test_a_directory_that_is_swapped_for_a_link_leads_nowhere(work, which, place, home, ground):
     """At each call on the disk; the home has directories and files of the names that are written and removed."""
     vote = vote_in(place.partial).name
-    for name in ("sets", SET, "step-000000001.i0001", ".incarnations", ".pins", place.save.partial_dirname, ".trash-x"):
+    for name in (
+        "sets",
+        SET,
+        "step-000000001.i0001",
+        ".incarnations",
+        ".pins",
+        ".journal",
+        place.save.partial_dirname,
+        ".trash-x",
+    ):
         (home / name / "sets" / SET).mkdir(parents=True)
         (home / name / ".x.tmp-0").write_text("mine")
         (home / name / "sets" / SET / vote).write_text("mine")

@@ -1,0 +1,44 @@
+"""Guards of a job's journal: what a daemon that is killed, or a store that fails, may not cost."""
+
+from tests.guards.guard import fault_guard as _row
+from tests.guards.guard import play_guard
+
+_JOURNALS, _CORE = "ckptd/daemon/journals.py", "ckptd/core/coordinator/journal.py"
+
+ROWS = (
+    _row(
+        "journal-is-put-when-a-run-ends", _JOURNALS,
+        "due = now if full or isinstance(action.entry, RunEnded) else now + FLUSH_S", "due = now + 10 * FLUSH_S",
+        "journal.py::test_the_journal_of_a_job_is_there_when_its_daemon_is_not",
+    ).beside(_JOURNALS, "journal.gone, journal.due = True, time.monotonic()", "journal.gone = True"),
+    _row(
+        "journal-knows-where-ranks-read", _CORE,
+        "            self._tiers = order.tiers\n", "",
+        "journal.py::test_a_load_is_on_record_with_where_its_ranks_read",
+    ),
+    _row(
+        "journal-of-an-earlier-daemon-is-taken-over", "ckptd/daemon/loop.py",
+        "        self._journals.adopt()\n", "",
+        "journal.py::test_a_killed_daemon_costs_no_record_that_its_arena_has",
+    ),
+    _row(
+        "journal-is-put-again", _JOURNALS,
+        "        journal.due = now + journal.pause_s\n", "        journal.due = None\n",
+        "journal.py::test_a_killed_worker_costs_nothing",
+    ),
+    _row(
+        "journal-that-was-refused-is-kept", _JOURNALS,
+        "if problem := problem_of(reply):", "if (problem := problem_of(reply)) and not problem:",
+        "journal.py::test_a_store_that_refuses_to_be_written_costs_no_save",
+    ),
+    _row(
+        "journal-goes-on-after-a-store-that-hung", _JOURNALS,
+        "        del self._busy[store]\n", "",
+        "journal.py::test_a_store_that_hangs_costs_no_save_and_gets_the_journal_when_it_answers",
+    ),
+    play_guard(
+        "journal-has-each-durable-save", _CORE,
+        "elif record.drain_since or not incarnation:", "elif not incarnation and record.failures:",
+    ),
+    play_guard("journal-has-a-run-to-its-end", _CORE, "elif not sessions.attended:", "elif sessions.departed:"),
+)  # fmt: skip
