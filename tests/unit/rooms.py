@@ -10,7 +10,7 @@ SHARED = ("shared.base", "shared.format", "shared.protocol")
 # room -> what it is for, and which other rooms it may import. A room is a folder, or a file beside the folders.
 CKPTD = {
     "cli": (
-        "one file per verb; cli/view: tables, bars, the screen, Prometheus text",
+        "one file per verb; cli/view: tables, bars, the screen, Prometheus text; cli/page: the report",
         (
             *SHARED,
             "shared.bulk",
@@ -22,6 +22,7 @@ CKPTD = {
             "peers",
             "doctor",
             "checkpoint",
+            "history",
             "core.coordinator",
             "daemon",
         ),
@@ -45,6 +46,10 @@ CKPTD = {
     "checkpoint": (
         "offline work on committed checkpoints: verify, repair, export, finish",
         (*SHARED, "shared.bulk", "shared.files", "shared.stores", "shared.torchfile", "system", "parity", "store"),
+    ),
+    "history": (
+        "pure: what a job's journal says: runs, goodput, how often to save",
+        ("shared.protocol",),
     ),
     "doctor": (
         "probes, and the rules that judge them",
@@ -122,7 +127,16 @@ CLIENT_MAY = (
     "shared.stores",
     "shared.torchfile",
 )  # of ckptd
-PURE = ("core", "core.coordinator", "core.node", "shared.base", "shared.format", "shared.protocol", "shared.torchfile")
+PURE = (
+    "core",
+    "core.coordinator",
+    "core.node",
+    "history",
+    "shared.base",
+    "shared.format",
+    "shared.protocol",
+    "shared.torchfile",
+)
 MAY = {
     **{f"ckptd.{room}": {f"ckptd.{name}" for name in names} | {"ckptd"} for room, (_, names) in CKPTD.items()},
     **{
