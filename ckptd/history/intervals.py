@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 ROOM: Final = 1.25  # between two drains, for one that takes a little longer than usual
+AUTO_MOST_S: Final = 3600.0  # between two saves that connect(drain_every="auto") finds due
 _FEW: Final = 8  # choices that are compared one by one
 _NEVER: Final = 500  # times the mean time between failures: no period so long ends
 
@@ -62,9 +63,9 @@ def available_s(stall_s: float, mtbf_s: float, restart_s: float) -> float:
     return math.sqrt(2 * (mtbf_s + restart_s) * stall_s + stall_s * stall_s)
 
 
-def drain_every_s(drain_s: float, save_s: float, *, most_s: float = math.inf) -> float:
-    """Least seconds from one drain to the next that the store keeps up with, no more than most_s; at least save_s."""
-    return max(save_s, min(ROOM * drain_s, most_s))
+def drain_every_s(drain_s: float, save_s: float) -> float:
+    """Least seconds from one drain to the next that the store keeps up with; at least save_s."""
+    return max(save_s, ROOM * drain_s)
 
 
 def choice(costs: Costs, mtbf_s: float, steps: int) -> Choice:

@@ -51,7 +51,8 @@ def connect(  # noqa: PLR0913 - keyword-only settings
             daemon is configured with. Created if only its last part is missing.
         arena: Directory on tmpfs. Default: the daemon's.
         drain_every: Which staged checkpoints go to the store: 1, each; 100, the first at or after each multiple of 100
-            steps; "300s", one in 300 seconds. The first checkpoint of a run always goes.
+            steps; "300s", one in 300 seconds; "auto", as often as the store keeps up: when 1.25 times its last drain
+            has passed since the one before, or an hour. The first checkpoint of a run always goes.
         layout: "dual", or "plain" for images without torch.save archives, which plain `dcp.load` does not read.
         save_timeout_s: Most seconds that `save` may hold up training. Default: `$CKPTD_SAVE_TIMEOUT_S` or 10. A first
             save whose memory is not allocated yet also waits for that, about one second per 100 MB.

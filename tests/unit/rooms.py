@@ -67,7 +67,7 @@ CKPTD = {
     "parity": ("redundancy sets: code, engine, files", (*SHARED, "shared.bulk", "system", "arena")),
     "arena": ("the directory on tmpfs: slots, budget, the socket", (*SHARED, "shared.files", "system")),
     "core": ("pure: events, actions, all jobs", (*SHARED, "core.coordinator", "core.node")),
-    "core.coordinator": ("pure: what concerns all ranks of a job", (*SHARED, "core")),
+    "core.coordinator": ("pure: what concerns all ranks of a job", (*SHARED, "core", "history")),
     "core.node": ("pure: what concerns the slots of one node", (*SHARED, "core")),
     "system": (
         "this host: configuration, logs, locks, mounts, file effects, failpoints",

@@ -7,6 +7,7 @@ from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.retention import Retention
 from ckptd.core.coordinator.save_record import Record
 from ckptd.core.coordinator.save_states import OPEN, SAVE, On, State
+from ckptd.history.intervals import AUTO_MOST_S, drain_every_s
 from ckptd.shared.base.ids import SaveId
 
 _COMMIT_TRIES = 2  # before the drain itself is done again
@@ -33,10 +34,18 @@ class DrainCadence:
             or save.step < last[0]
             or (cadence.steps > 0 and save.step // cadence.steps != last[0] // cadence.steps)
             or (cadence.seconds > 0 and now - last[1] >= cadence.seconds)
+            or (cadence.auto and self._keeps_up(now - last[1]))
         )
         if due:
             self._last = (save.step, now)
         return due
+
+    def _keeps_up(self, since_s: float) -> bool:
+        """Whether the store can take another save, so long after the one that was due last."""
+        if since_s >= AUTO_MOST_S:
+            return True
+        free = self._facts.active is None and not self._facts.of(State.QUEUED)
+        return free and since_s >= drain_every_s(self._facts.drain_s, 0.0)
 
 
 class Drains:
@@ -233,6 +242,7 @@ class Drains:
             return self._commit(record, On.AGAIN)  # it was made for the session that this one replaced
         if event.taken_over:
             return [*self._drop_drain(record), *self.superseded_by(event.taken_over)]
+        self._facts.drain_s = now - record.drain_since
         return self._made_durable(record, event.nbytes)
 
     def superseded_by(self, incarnation: int) -> list[Action]:

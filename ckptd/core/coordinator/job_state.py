@@ -44,6 +44,7 @@ class JobState:
         self.partials: set[SaveId] = set()  # unfinished directories there
         self.disputed = -1  # an incarnation number that an older run on the store has too
         self.active: SaveId | None = None  # being drained or committed
+        self.drain_s = 0.0  # of the last drain that ended well; 0: there was none
         self.retry_at: float | None = None  # no drain begins, no commit is made again before
         self.lacked_a_node = False  # that is why: it need not wait for longer than the node is away
         # of the saves

@@ -9,11 +9,11 @@ from ckptd.core.actions import Action, Note, ToRank
 from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.save_record import Record
 from ckptd.core.coordinator.save_states import State
+from ckptd.history.intervals import ROOM
 from ckptd.shared.base.ids import SaveId
 
 _AGAIN_AND_AGAIN = 3  # saves that were superseded; fewer may be one slow drain
 _LAST = 8  # saves whose distance counts
-_ROOM = 1.25  # between two saves that are due, for a drain that takes a little longer than the last
 _PATIENCE_S = 15.0  # with the first drain: until it has ended there is no measure of any
 _FAILS = "fails: "
 _TRIED_AGAIN = "training goes on, newer saves are tried, too; how it stands: ckptd status --arena {arena}"
@@ -33,8 +33,6 @@ class Notices:
         self._session = ""  # the one that what was said was said to
         self._said: set[str] = set()
         self._seen: tuple[int, float | None] | None = None  # moves of saves, and when a drain that failed is repeated
-        self._drain: tuple[SaveId, float] | None = None  # that runs, and since when
-        self._took_s = 0.0  # the last that ended well
         self._safe: SaveId | None = None  # the newest whose commit ended well: failures before it are past
 
     def committed(self, event: ev.CommitEnded) -> list[Action]:
@@ -54,7 +52,6 @@ class Notices:
         if seen == self._seen:
             return []
         self._seen = seen
-        self._time_drains(now)
         ours = [r for r in self._facts.records.values() if r.due and r.save.incarnation == self._facts.incarnation]
         return [*self._failing(ours), *self._slow(ours, now)]
 
@@ -79,26 +76,18 @@ class Notices:
         passed_over = [r for r in ours if r.state is State.SUPERSEDED and not r.error]
         if len(passed_over) < _AGAIN_AND_AGAIN:
             return []
-        running_s = now - self._drain[1] if self._drain is not None else 0.0
-        drain_s, every_s = max(self._took_s, running_s), _distance_s(ours)
-        if drain_s <= every_s or not (self._took_s or running_s > _PATIENCE_S):
+        active = self._facts.records.get(self._facts.active) if self._facts.active is not None else None
+        took_s, running_s = self._facts.drain_s, now - active.drain_since if active is not None else 0.0
+        drain_s, every_s = max(took_s, running_s), _distance_s(ours)
+        if drain_s <= every_s or not (took_s or running_s > _PATIENCE_S):
             return []
-        more = "more than " if running_s > self._took_s else ""
+        more = "more than " if running_s > took_s else ""
         text = (
             f"the store is slower than the saves: a drain takes {more}{drain_s:.3g} s, a save that is due comes every "
             f"{every_s:.3g} s, and {len(passed_over)} saves ended superseded before their turn came; "
             f"connect(drain_every='{_suggested_s(drain_s)}s') makes as many due as the store takes"
         )
         return self._say("slow store", max(r.save for r in passed_over), text)
-
-    def _time_drains(self, now: float) -> None:
-        active = self._facts.active
-        if self._drain is not None and self._drain[0] != active:
-            record = self._facts.records.get(self._drain[0])
-            if record is not None and record.state is State.DURABLE:
-                self._took_s = now - self._drain[1]
-        record = self._facts.records.get(active) if active is not None else None
-        self._drain = (record.save, record.drain_since) if record is not None else None
 
     def _say(self, what: str, save: SaveId, text: str, *, noted: bool = False, stuck: str = "") -> list[Action]:
         """noted: the status and the log have it already. stuck: why no save becomes durable."""
@@ -125,5 +114,5 @@ def _distance_s(records: list[Record]) -> float:
 
 
 def _suggested_s(drain_s: float) -> int:
-    seconds = math.ceil(drain_s * _ROOM)
+    seconds = math.ceil(drain_s * ROOM)
     return seconds if seconds < _ROUND_S else math.ceil(seconds / 10) * 10

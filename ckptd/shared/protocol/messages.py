@@ -77,10 +77,18 @@ class Tier(enum.StrEnum):
 
 
 class Cadence(msgspec.Struct, frozen=True, array_like=True):
-    """Which staged checkpoints are drained: one every so many steps, or so many seconds. (1, 0) is each."""
+    """Which staged checkpoints are drained: one every so many steps, or so many seconds.
+
+    (1, 0) is each, (0, 0) is as many as the store keeps up with.
+    """
 
     steps: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 1
     seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+    @property
+    def auto(self) -> bool:
+        """Whether the store decides."""
+        return not self.steps and not self.seconds
 
 
 class _Signed(msgspec.Struct, frozen=True, kw_only=True):

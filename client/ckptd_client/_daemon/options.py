@@ -42,7 +42,7 @@ class Settings:
 
     def alike(self, job: JobKey) -> tuple[tuple[str, str], ...]:
         """Names and values of options that must be equal on all ranks, else ranks would wait or save different data."""
-        every = f"{self.cadence.seconds:g}s" if self.cadence.seconds else self.cadence.steps
+        every = f"{self.cadence.seconds:g}s" if self.cadence.seconds else self.cadence.steps or "auto"
         drained = self.verify.every or "off"
         given = {
             "job": job.job,

@@ -26,6 +26,7 @@ from ckptd_client._local.argument_checks import as_flag, as_seconds, looks_like_
 from ckptd_client._state.naming import Named
 from ckptd_client._state.sampling import DRAINED, Verify
 
+AUTO = "auto"
 _ADDRESS_RE = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
 _HEX_RE = re.compile(r"^[0-9a-f]{32}\Z")
 _MAX_SOCKET_PATH = 107  # sun_path, less its final NUL
@@ -113,7 +114,9 @@ def why_unstarted(start: bool | None) -> str:
 
 
 def parse_cadence(drain_every: int | str) -> Cadence:
-    """The cadence of drain_every: a number of steps, or seconds as text such as "300s". Raises ConfigError."""
+    """The cadence of drain_every: a number of steps, seconds as text such as "300s", or "auto". Raises ConfigError."""
+    if drain_every == AUTO:
+        return Cadence(0, 0.0)
     if 1 <= as_int(drain_every) <= MAX_STEP:
         return Cadence(as_int(drain_every), 0.0)
     try:
@@ -122,7 +125,7 @@ def parse_cadence(drain_every: int | str) -> Cadence:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        must = f'a number of steps from 1 to {MAX_STEP}, or seconds such as "300s"'
+        must = f'a number of steps from 1 to {MAX_STEP}, seconds such as "300s", or "auto"'
         raise not_allowed(ConfigError, "drain_every", drain_every, must, 10, "300s")
     return Cadence(0, seconds)
 

@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import nn
 
 import ckptd_client
+from ckptd.shared.protocol.messages import Cadence
 from ckptd_client import BudgetError, ConfigError, ConnectError, MismatchError, SaveFailedError, UsageError
+from ckptd_client._daemon.settings import parse_cadence
 from tests.cluster import Node
 from tests.unit.client.same import difference
 
@@ -165,6 +167,12 @@ def test_the_store_of_a_job_that_names_none_is_the_daemons(tmp_path, monkeypatch
 def test_a_cadence_is_steps_or_seconds(cadence, join):
     with pytest.raises(ConfigError, match="drain_every"):
         join(drain_every=cadence)
+
+
+def test_a_cadence_may_be_left_to_the_store():
+    assert parse_cadence("auto") == Cadence(0, 0.0)
+    assert parse_cadence("auto").auto
+    assert not any(parse_cadence(given).auto for given in (1, 100, "300s"))
 
 
 def test_without_a_daemon_connect_says_how_to_start_one(join, tmp_path, node):

@@ -24,7 +24,10 @@ BEGAN = 1_790_000_000.0  # seconds since 1970
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Durations in seconds, the state in bytes. steps_every: of client.step, 0: it is not called."""
+    """Durations in seconds, the state in bytes. steps_every: of client.step, 0: it is not called.
+
+    jitter: how much stalls and drains vary, as a share.
+    """
 
     step_s: float = 2.0
     save_every: int = 50
@@ -39,6 +42,7 @@ class Training:
     nbytes: int = 64 << 30
     nodes: int = 4
     steps_every: int = 0
+    jitter: float = 0.0
 
 
 @dataclass
@@ -52,6 +56,8 @@ class Played:
     top: int = -1
     done: int = -1  # newest step of the run that is going on
     usable: list[tuple[float, int, int]] = field(default_factory=list)  # since when, step, counter
+
+    chance: random.Random = field(default_factory=lambda: random.Random(7))
 
     @property
     def runs(self) -> int:
@@ -74,21 +80,20 @@ class Played:
             if self.done % t.save_every:
                 continue
             counter += 1
-            self._pass(Kind.STALL, t.stall_s)
+            stall_s, drain_s = self._varied(t.stall_s), self._varied(t.drain_s)
+            self._pass(Kind.STALL, stall_s)
             staged = self.at + t.stage_s
             usable = staged + t.protect_s
             entries.append(
                 Staged(at=staged, counter=counter, step=self.done, nbytes=t.nbytes, seconds=t.stage_s,
-                       stall_s=t.stall_s, mean_stall_s=t.stall_s / 2)
+                       stall_s=stall_s, mean_stall_s=stall_s / 2)
             )  # fmt: skip
             if usable < end:
                 entries.append(Protected(at=usable, counter=counter, seconds=t.protect_s))
                 self.usable.append((usable, self.done, counter))
-            if staged >= drained and staged + t.drain_s < end:
-                drained = staged + t.drain_s
-                entries.append(
-                    Durable(at=drained, counter=counter, seconds=t.drain_s, drain_s=t.drain_s, nbytes=t.nbytes)
-                )
+            if staged >= drained and staged + drain_s < end:
+                drained = staged + drain_s
+                entries.append(Durable(at=drained, counter=counter, seconds=drain_s, drain_s=drain_s, nbytes=t.nbytes))
             else:
                 entries.append(
                     Ended(at=staged, counter=counter, step=self.done, end=End.SUPERSEDED, reason="a newer one")
@@ -129,6 +134,9 @@ class Played:
         if word:
             entries.append(RunEnded(at=self.at, how="lost"))
         self._pass(Kind.START, self.training.away_s)
+
+    def _varied(self, seconds: float) -> float:
+        return seconds * self.chance.uniform(1 - self.training.jitter, 1 + self.training.jitter)
 
     def _pass(self, kind: Kind, seconds: float) -> None:
         self.at += seconds

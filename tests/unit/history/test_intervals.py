@@ -142,7 +142,6 @@ def test_the_store_is_given_no_more_than_it_keeps_up_with():
     assert intervals.choice(COSTS, 5000.0, 100).drain_saves == 1
     assert intervals.drain_every_s(60.0, 20.0) == 75.0
     assert intervals.drain_every_s(60.0, 200.0) == 200.0
-    assert intervals.drain_every_s(60.0, 20.0, most_s=30.0) == 30.0
 
 
 def test_shares_add_up():

@@ -1,0 +1,290 @@
+"""``ckptd report``: the page as HTML, its figures beside the journal's, and its picture in a real browser."""
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from ckptd import cli
+from ckptd.cli import history as verb
+from ckptd.cli import journals
+from ckptd.cli.page import charts, colors
+from ckptd.history.goodput import Kind, spans, totals
+from ckptd.history.runs import runs_of
+from ckptd.shared.protocol.journal import Problem
+from ckptd.system import human
+from tests.unit.history import stored
+from tests.unit.history.played import BEGAN, Training, played
+
+VOID = {"meta", "br"}
+MAY_REFER = re.compile(r"#[\w-]+\Z")
+NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+
+
+class Page(HTMLParser):
+    """Tables by id as rows of texts; all tags, attributes and text. Raises AssertionError where tags do not match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tables, self.tags, self.attributes, self.titles = {}, [], [], []
+        self._open, self._row = [], None
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attrs]
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "table":
+            self.rows = self.tables[dict(attrs)["id"]] = []
+        if tag == "tr":
+            self.rows.append([])
+        if tag in {"td", "th"}:
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attrs]
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+        if self._open and self._open[-1] in {"td", "th"}:
+            self.rows[-1][-1] += data
+        if self._open and self._open[-1] == "title":
+            self.titles.append(data)
+
+
+@pytest.fixture(scope="module")
+def journal():
+    return played(Training(jitter=0.5), failures=4).journal
+
+
+def write(tmp_path, journal, *flags):
+    """The page of a journal, and what the command said."""
+    out = tmp_path / "page.html"
+    code = cli.invoke(["report", stored.write(tmp_path / "llama", journal), "-o", str(out), *flags])
+    return code, out.read_text(encoding="utf-8") if out.exists() else ""
+
+
+@pytest.fixture
+def page(tmp_path, journal):
+    return write(tmp_path, journal)[1]
+
+
+def test_the_page_refers_to_nothing_outside(page):
+    found = Page(page)
+    assert not {"script", "link", "img", "iframe", "object", "embed", "base"} & {*found.tags}
+    for tag, name, value in found.attributes:
+        if name in {"href", "xlink:href", "src", "srcset", "action", "data"}:
+            assert MAY_REFER.match(value), (tag, name, value)
+        assert not name.startswith("on")
+    assert {*re.findall(r"[a-z]+://[^\s\"'<)]*", page)} <= NAMESPACES
+    assert all(MAY_REFER.match(target) for target in re.findall(r"url\(([^)]*)\)", page))
+    assert "@import" not in page
+
+
+def test_each_reference_of_a_chart_has_its_target(page):
+    """Charts of one page share no id: a marker of one would be drawn in another."""
+    found = Page(page)
+    ids = [value for _, name, value in found.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    used = {value.removeprefix("#") for _, name, value in found.attributes if name in {"href", "xlink:href"}}
+    used |= set(re.findall(r"url\(#([^)]*)\)", page))
+    assert used
+    assert used <= set(ids)
+
+
+def test_its_tables_have_the_figures_of_the_journal(page, journal):
+    runs = runs_of(journal)
+    found = Page(page)
+    head, *rows = found.tables["runs"]
+    rows = [dict(zip(head, row, strict=True)) for row in rows]
+    assert [int(row["run"]) for row in rows] == [run.incarnation for run in runs]
+    assert [int(row["saves"]) for row in rows] == [len(run.saves) for run in runs]
+    assert [int(row["step"]) for row in rows] == [run.top for run in runs]
+    assert [row["began"] for row in rows] == [journals.when(run.began) for run in runs]
+    assert [int(row["durable"]) for row in rows] == [sum(save.end == "durable" for save in run.saves) for run in runs]
+    time = totals(spans(runs), runs)
+    spent = {name: (seconds, share) for name, seconds, share in found.tables["goodput"][1:]}
+    assert spent["training"] == (human.duration(time.training_s), verb.share(time.training_s, time.total_s))
+    assert spent["repeated steps"][0] == human.duration(time.repeated_s)
+    assert f"<dt>ETTR</dt><dd>{100 * time.ettr:.3g} %</dd>" in page
+    events = sum(len(run.losses) + len(run.restores) for run in runs)
+    assert len(found.tables["events"]) == 1 + events
+
+
+def test_the_advice_is_that_of_the_command(page, tmp_path, capsys):
+    cli.invoke(["advise", str(tmp_path / "llama"), "--json"])
+    advice = json.loads(capsys.readouterr().out.partition("\n")[2] or "{}")
+    rows = Page(page).tables["advice"][1:]
+    assert [row[0] for row in rows] == [f"{one['steps']} step{'s'[: one['steps'] != 1]}" for one in advice["choices"]]
+    assert [row[0] for row in rows if "best" in row[-1]] == [f"{advice['best']['steps']} steps"]
+
+
+def test_losses_and_restores_are_named_in_the_timeline(page, journal):
+    runs = runs_of(journal)
+    texts = [verb.loss_text(one) for run in runs for one in run.losses]
+    texts += [verb.restore_text(one) for run in runs for one in run.restores]
+    assert sorted(Page(page).titles[1:]) == sorted(texts)
+    labels = re.findall(r">(run [0-9]+)</text>", page)
+    assert labels == [f"run {run.incarnation}" for run in runs]
+
+
+def test_each_colour_has_a_light_and_a_dark_value(page):
+    used = set(re.findall(r"var\(--([a-z]+)\)", page))
+    light, _, dark = page.partition("@media screen and (prefers-color-scheme:dark)")
+    assert used >= {kind.value for kind in Kind} | {"ink", "paper", "drain", "loss"}
+    assert [name for name in used if f"--{name}:#" not in light or f"--{name}:#" not in dark] == []
+    drawn = re.findall(r"(?:fill|stroke): *(#[0-9a-f]{6})", page)
+    assert drawn == [], "a chart has a colour that no theme knows"
+
+
+def test_the_same_journal_is_the_same_page(tmp_path, page):
+    out = tmp_path / "again.html"
+    cli.invoke(["report", str(tmp_path / "llama"), "-o", str(out)])
+    assert out.read_text() == page
+
+
+def test_text_of_the_journal_is_data(tmp_path, journal):
+    bad = '<script>alert("1")</script>\x1b[2J'
+    problem = Problem(at=BEGAN + 9, text=bad)
+    _, page = write(tmp_path, [[*journal[0], problem], *journal[1:]])
+    assert "<script>" not in page
+    assert ['<script>alert("1")</script>\N{REPLACEMENT CHARACTER}[2J' in row for row in Page(page).tables["problems"]]
+    assert "\x1b" not in page
+
+
+def test_a_job_of_many_runs_stays_readable(tmp_path):
+    _, page = write(tmp_path, played(Training(step_s=20.0), failures=60, mean_s=3000.0).journal)
+    assert len(re.findall(r">run [0-9]+</text>", page)) == charts.TIMELINE_RUNS
+    assert "The last 40 of 61 runs." in page
+    assert len(Page(page).tables["runs"]) == 62
+    assert len(page) < 3 << 20
+
+
+def test_a_long_run_makes_no_large_page(tmp_path):
+    play = played(Training(save_every=2, jitter=0.2), failures=1, mean_s=60_000.0)
+    assert sum(len(one) for one in play.journal) > 20_000
+    assert len(write(tmp_path, play.journal)[1]) < 8 << 20
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_job_that_has_just_begun_has_a_page(tmp_path, journal, kept):
+    code, page = write(tmp_path, [journal[0][:kept]])
+    assert code == 0
+    assert "No advice: it needs two saves" in page
+    Page(page)
+
+
+def test_damage_is_on_the_page(tmp_path, journal, capsys):
+    job = stored.write(tmp_path / "llama", journal)
+    stored.damage(job)
+    out = tmp_path / "page.html"
+    assert cli.invoke(["report", job, "-o", str(out), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["damaged"], found["runs"], found["nbytes"]) == (1, 5, out.stat().st_size)
+    assert "1 damaged part of the journal passed over: figures may lack something" in out.read_text()
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path, journal, capsys):
+    job = stored.write(tmp_path / "llama", journal)
+    assert cli.invoke(["report", job, "-o", str(tmp_path / "no" / "page.html")]) == 1
+    assert "page.html.part: No such file or directory" in capsys.readouterr().err
+    (tmp_path / "there").mkdir()
+    assert cli.invoke(["report", job, "-o", str(tmp_path / "there")]) == 1
+    assert not (tmp_path / "there.part").exists()
+
+
+def test_without_the_library_the_command_says_what_to_install(tmp_path, journal, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, page = write(tmp_path, journal)
+    err = capsys.readouterr().err
+    assert (code, page) == (2, "")
+    assert "hint: pip install 'ckptd[report]'" in err
+
+
+# --- in a browser ---
+
+BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
+
+
+@functools.cache
+def browser():
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def picture(page, out, *, dark):
+    """The page as a browser shows it: rows of (red, green, blue), 0 to 255."""
+    from matplotlib.image import imread  # noqa: PLC0415
+
+    subprocess.run(
+        [
+            browser(), "--no-sandbox", "--headless", "--disable-gpu", "--hide-scrollbars", f"--screenshot={out}",
+            f"--user-data-dir={out}.profile", "--window-size=1040,2400", "--force-device-scale-factor=1",
+            f"--blink-settings=preferredColorScheme={0 if dark else 1}", f"file://{page}",
+        ],
+        check=True, capture_output=True, timeout=120, env=os.environ | {"HOME": os.path.dirname(out)},
+    )  # fmt: skip
+    return (imread(out)[:, :, :3] * 255).round().astype(int)
+
+
+def is_color(image, name, *, dark, near=12):
+    color = colors.COLORS[name]
+    value = (color.dark if dark else color.light).removeprefix("#")
+    wanted = [int(value[at : at + 2], 16) for at in (0, 2, 4)]
+    return (abs(image - wanted) <= near).all(axis=2)
+
+
+def blots(mask, least):
+    """Bounding boxes (top, left, bottom, right) of connected parts of at least so many pixels."""
+    left = {(int(y), int(x)) for y, x in zip(*mask.nonzero(), strict=True)}
+    found = []
+    while left:
+        part, todo = [], [left.pop()]
+        while todo:
+            y, x = todo.pop()
+            part.append((y, x))
+            near = {(y + dy, x + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)} & left
+            left -= near
+            todo += near
+        if len(part) >= least:
+            ys, xs = zip(*part, strict=True)
+            found.append((min(ys), min(xs), max(ys), max(xs)))
+    return found
+
+
+@pytest.mark.process
+@pytest.mark.skipif(browser() is None, reason=f"no browser: apt-get install {BROWSERS[0]}")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_browser_shows_what_the_journal_says(tmp_path, journal, page, dark):
+    """Losses where they were, and as much green over time as the job trained; in the colours of the theme."""
+    image = picture(tmp_path / "page.html", tmp_path / "page.png", dark=dark)
+    paper = (0x14, 0x19, 0x1E) if dark else (255, 255, 255)
+    assert tuple(image[-1, 5]) == paper
+    runs = runs_of(journal)
+    losses = sorted(one.at for run in runs for one in run.losses)
+    _legend, *marks = sorted(blots(is_color(image, "loss", dark=dark), 25))
+    assert len(marks) == len(losses)
+    middles = [(left + right) / 2 for _, left, _, right in marks]  # one below the other, from left to right
+    scale = (middles[-1] - middles[0]) / (losses[-1] - losses[0])
+    assert middles == pytest.approx([middles[0] + scale * (at - losses[0]) for at in losses], abs=2)
+    kinds = {kind: is_color(image, kind.value, dark=dark) for kind in Kind}
+    green = kinds[Kind.TRAINING]
+    top, left, bottom, right = max(blots(green, 1000), key=lambda box: (box[2] - box[0]) * (box[3] - box[1]))
+    assert right - left > 500
+    shown = {kind: int(mask[top:bottom, left - 3 : right + 3].sum()) for kind, mask in kinds.items()}
+    true = totals(spans(runs), runs)
+    assert shown[Kind.TRAINING] / sum(shown.values()) == pytest.approx(true.ettr, abs=0.03)
+    assert shown[Kind.START] / sum(shown.values()) == pytest.approx(true.start_s / true.total_s, abs=0.02)
