@@ -11,7 +11,7 @@ from rich.text import Text
 from ckptd.cli import common, journals
 from ckptd.cli.view.parts import plain_table
 from ckptd.history.goodput import Goodput, totals
-from ckptd.history.runs import Loss, Restore, Run
+from ckptd.history.runs import CLOSED, LOADED, TAKEN_OVER, Loss, Restore, Run
 from ckptd.history.spread import Spread, spread
 from ckptd.history.summary import RunRow, Summary, rows, store_bytes_per_s
 from ckptd.system import human
@@ -163,7 +163,7 @@ def _table(listed: Sequence[RunRow]) -> RenderableType:
 
 
 def _style(row: RunRow) -> str:
-    return "red" if row.over and row.how not in {"closed", "taken over"} else ""
+    return "red" if row.over and row.how not in {CLOSED, TAKEN_OVER, LOADED} else ""
 
 
 def _events(listed: Sequence[RunRow], most: int | None) -> list[RenderableType]:

@@ -45,11 +45,9 @@ def read(target: str, store: str | None) -> History:
     key = _located(target, store)
     with common.store_errors():
         journal = read_journal(open_files(f"{key.store}/{key.job}", XXH3))
-    if not journal.runs:
-        raise _nothing(key, journal.damaged)
-    runs = runs_of(journal.runs)
+    runs = runs_of(journal.entries)
     if not runs:
-        raise _nothing(key, journal.damaged + len(journal.runs))
+        raise _nothing(key, journal.damaged)
     return History(key, runs, spans(runs), journal.damaged)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import msgspec
+from msgspec import structs
 
 from ckptd.shared.protocol.journal import (
     Durable,
@@ -22,6 +23,7 @@ from ckptd.shared.protocol.messages import End
 
 CLOSED = "closed"  # what RunEnded says of a run that ended by itself
 TAKEN_OVER = "taken over"
+LOADED = "loaded"  # a load began the next run
 
 
 class Save(msgspec.Struct, kw_only=True):
@@ -119,7 +121,7 @@ class Run(msgspec.Struct, kw_only=True):
     @property
     def failed(self) -> bool:
         """Whether it was over without its own doing."""
-        return self.over and self.how not in {CLOSED, TAKEN_OVER}
+        return self.over and self.how not in {CLOSED, TAKEN_OVER, LOADED}
 
     @property
     def marks(self) -> list[Mark]:
@@ -133,99 +135,119 @@ class Run(msgspec.Struct, kw_only=True):
         return max((mark.step for mark in self.marks), default=-1)
 
 
-def runs_of(journal: Iterable[Sequence[Entry]]) -> list[Run]:
-    """Of the entries of each run, in order of incarnations. Entries without the begin of their run are left out."""
+def runs_of(entries: Iterable[Entry]) -> list[Run]:
+    """The runs that a journal's entries tell of, the oldest first. Entries before the first begin are left out."""
     found: list[Run] = []
-    top = -1
-    for entries in journal:
-        run = _run(entries, top)
-        if run is None:
-            continue
-        if found and _is_connect_of(found[-1], run):
-            _joined(found.pop(), run)
-        for before in found[-1:]:
+    saves: dict[tuple[int, int], Save] = {}  # by incarnation and counter
+    run: Run | None = None
+    for entry in entries:
+        if isinstance(entry, RunBegan):
+            run = next(
+                (one for one in found if (one.incarnation, one.run) == (entry.incarnation, entry.run.hex())), None
+            )
+            if run is None:
+                run = _begun(entry)
+                found.append(run)
+            run.coordinator = entry.coordinator  # another daemon may continue a run
+        if run is not None:
+            run.last = max(run.last, entry.at)
+            _add(run, saves, entry)
+    for (number, _), save in sorted(saves.items()):
+        next(one for one in reversed(found) if one.incarnation == number).saves.append(save)
+    return _with_lost_steps(_joined(found))
+
+
+def _begun(entry: RunBegan) -> Run:
+    return Run(
+        incarnation=entry.incarnation, run=entry.run.hex(), began=entry.at, last=entry.at,
+        world_size=entry.world_size, nodes=entry.nodes, coordinator=entry.coordinator, scheme=entry.scheme,
+        set_size=entry.set_size, drain_every=entry.drain_every, version=entry.version,
+        incarnations=[entry.incarnation], saves=[], losses=[], restores=[], steps=[], problems=[],
+    )  # fmt: skip
+
+
+def _joined(runs: Sequence[Run]) -> list[Run]:
+    """Connect takes a number, and the load after it the next one: they are one start of the training."""
+    found: list[Run] = []
+    for run in runs:
+        before = found[-1] if found else None
+        if before is not None:
             before.over = True
+            nothing = not before.saves and not before.steps and not before.losses
+            if nothing and before.how in {"", LOADED} and before.world_size == run.world_size:
+                found.pop()
+                run.began = min(before.began, run.began)
+                run.incarnations = [*before.incarnations, *run.incarnations]
+                run.restores, run.problems = [*before.restores, *run.restores], [*before.problems, *run.problems]
+                run.missing += before.missing
         found.append(run)
-        top = max(top, run.top)
     return found
 
 
-def _is_connect_of(before: Run, run: Run) -> bool:
-    """Whether the two are one start: connect takes a number, and the load after it the next one."""
-    nothing = not before.saves and not before.steps and not before.losses
-    return nothing and not before.how and before.world_size == run.world_size
+def _with_lost_steps(runs: list[Run]) -> list[Run]:
+    """How far the runs before had come is known where a load recorded it, or they did."""
+    top = -1
+    for run in runs:
+        run.restores = [_with_lost(one, top) for one in run.restores]
+        top = max(top, run.top)
+    return runs
 
 
-def _joined(before: Run, run: Run) -> None:
-    run.began = min(before.began, run.began)
-    run.incarnations = [*before.incarnations, *run.incarnations]
-    run.restores = [*before.restores, *run.restores]
-    run.problems = [*before.problems, *run.problems]
-    run.missing += before.missing
+def _with_lost(restore: Restore, top: int) -> Restore:
+    newest = max(top, restore.step + (restore.lost_steps or 0)) if restore.lost_steps is not None else top
+    return structs.replace(restore, lost_steps=None if newest < 0 else max(0, newest - restore.step))
 
 
-def _run(entries: Sequence[Entry], top: int) -> Run | None:
-    first = next((entry for entry in entries if isinstance(entry, RunBegan)), None)
-    if first is None:
-        return None
-    run = Run(
-        incarnation=first.incarnation, run=first.run.hex(), began=first.at, last=first.at,
-        world_size=first.world_size, nodes=first.nodes, coordinator=first.coordinator, scheme=first.scheme,
-        set_size=first.set_size, drain_every=first.drain_every, version=first.version,
-        incarnations=[first.incarnation], saves=[], losses=[], restores=[], steps=[], problems=[],
-    )  # fmt: skip
-    saves: dict[int, Save] = {}
-    for entry in entries:
-        run.last = max(run.last, entry.at)
-        _add(run, saves, entry, top)
-    run.saves = sorted(saves.values(), key=lambda save: save.counter)
-    return run
-
-
-def _add(run: Run, saves: dict[int, Save], entry: Entry, top: int) -> None:
+def _add(run: Run, saves: dict[tuple[int, int], Save], entry: Entry) -> None:
+    if isinstance(entry, Staged | Steps | Restored):
+        run.ended, run.how, run.over = None, "", False  # its ranks were away, and came back
     match entry:
-        case RunBegan():
-            run.coordinator = entry.coordinator  # of a run that another daemon continues
         case RunEnded():
             run.ended, run.how, run.over = entry.at, entry.how, True
         case Lost():
             run.losses.append(Loss(at=entry.at, node=entry.node, what=entry.what, ranks=entry.ranks))
         case Restored():
-            run.restores.append(_restore(entry, top))
+            run.restores.append(_restore(entry))
         case Steps():
             run.steps.append(Mark(at=entry.at, step=entry.step))
         case Problem():
             run.problems.append(Fault(at=entry.at, text=entry.text, times=entry.times))
         case Missing():
             run.missing += entry.records
-        case Staged() | Protected() | Durable() | Ended():
-            _add_to_save(saves, entry)
+        case Staged() | Protected():
+            _add_to_save(saves, (run.incarnation, entry.counter), entry)
+        case Durable() | Ended():
+            _add_to_save(saves, (entry.incarnation or run.incarnation, entry.counter), entry)
 
 
-def _restore(entry: Restored, top: int) -> Restore:
-    newest = max(entry.newest, top)
+def _restore(entry: Restored) -> Restore:
     return Restore(
         at=entry.at, incarnation=entry.incarnation, counter=entry.counter, step=entry.step, seconds=entry.seconds,
         tiers={str(tier): ranks for tier, ranks in entry.tiers.items()}, nbytes=entry.nbytes,
-        lost_steps=None if newest < 0 else max(0, newest - entry.step),
+        lost_steps=None if entry.newest < 0 else max(0, entry.newest - entry.step),
     )  # fmt: skip
 
 
-def _add_to_save(saves: dict[int, Save], entry: Staged | Protected | Durable | Ended) -> None:
-    save = saves.get(entry.counter)
+def _add_to_save(
+    saves: dict[tuple[int, int], Save], name: tuple[int, int], entry: Staged | Protected | Durable | Ended
+) -> None:
+    save = saves.get(name)
     match entry:
         case Staged():
-            saves[entry.counter] = Save(
+            saves[name] = Save(
                 counter=entry.counter, step=entry.step, at=entry.at, nbytes=entry.nbytes, staged_s=entry.seconds,
                 stall_s=entry.stall_s, mean_stall_s=entry.mean_stall_s, late_nbytes=entry.late_nbytes,
             )  # fmt: skip
         case Protected() if save is not None:
             save.protected_s = entry.seconds
         case Durable() if save is not None:
-            save.durable_s, save.drain_s, save.tries = entry.seconds, entry.drain_s, entry.tries
+            save.durable_s = entry.seconds or max(0.0, entry.at - save.at)  # 0: another daemon knew when it was staged
+            save.drain_s, save.tries = entry.drain_s or None, entry.tries
             save.drained_nbytes, save.end = entry.nbytes, End.DURABLE.value
-        case Ended():
-            ended = save or saves.setdefault(entry.counter, Save(counter=entry.counter, step=entry.step, at=entry.at))
-            ended.end, ended.reason = entry.end.value, entry.reason
+        case Ended() if save is None and not entry.incarnation:
+            saves[name] = Save(counter=entry.counter, step=entry.step, at=entry.at, end=entry.end.value)
+            saves[name].reason = entry.reason
+        case Ended() if save is not None and save.durable_s is None:
+            save.end, save.reason = entry.end.value, entry.reason
         case _:
-            pass  # the record of its begin is missing or damaged
+            pass  # the record of its begin is missing, damaged, or of a journal that made room

@@ -70,6 +70,27 @@ MISTAKES = (
         never="ckptd run",
         ends=3,
     ),
+    _typed(
+        "history-without-store",
+        "env -u CKPTD_STORE ckptd history first",
+        cause="where is the job first",
+        place="settings",
+        hint="hint: ckptd history first --store DIR",
+    ),
+    _typed(
+        "report-nowhere",
+        "ckptd report /nowhere/first -o page.html",
+        cause="no such job",
+        place="/nowhere/first",
+        hint="hint: what is there: ckptd list /nowhere",
+    ),
+    _typed(
+        "advise-without-unit",
+        "ckptd advise /nowhere/first --mtbf soon",
+        cause="no duration",
+        place="--mtbf",
+        hint="90m",
+    ),
     _typed("list-nowhere", "ckptd list /nowhere", cause="No such file", place="/nowhere", hint="hint", ends=2),
     _typed(
         "list-a-file",

@@ -15,6 +15,7 @@ from ckptd.history.runs import runs_of
 from ckptd.shared.protocol.journal import JOURNAL_DIR, Missing
 from tests.unit.history import stored
 from tests.unit.history.played import BEGAN, Training, played
+from tests.unit.history.test_runs import flat
 from tests.unit.sources import ROOT
 
 
@@ -55,7 +56,7 @@ def told(ckptd, *args):
 def test_the_table_has_a_row_for_each_run_and_says_what_was_lost(ckptd, job, journal):
     code, out, err = ckptd("history", job)
     assert (code, err) == (0, "")
-    found = runs_of(journal)
+    found = runs_of(flat(journal))
     ettr = totals(spans(found), found).ettr
     assert f"5 runs, ETTR {100 * ettr:.3g} % of" in " ".join(out.split())
     assert re.findall(r"^ +([0-9]) +2026.* (lost|closed) ", out, re.MULTILINE) == [
@@ -76,7 +77,7 @@ def test_the_table_fits_a_terminal(ckptd, job, monkeypatch):
 
 def test_json_has_the_figures_of_the_journal(ckptd, job, journal):
     found = told(ckptd, "history", job)
-    same = runs_of(journal)
+    same = runs_of(flat(journal))
     assert (found["schema"], found["job"], found["store"], found["damaged"]) == (1, "llama", os.path.dirname(job), 0)
     assert [row["saves_by_end"] for row in found["runs"]] == [
         msgspec.to_builtins(row.saves_by_end) for row in summary.rows(same, [])
@@ -107,7 +108,7 @@ def test_filters_choose_runs(ckptd, job, flags, incarnations):
 def test_since_leaves_out_what_was_over_before(ckptd, job, journal):
     code, _, err = ckptd("history", job, "--since", "yesterday")
     assert (code, "'yesterday' is no time" in err, 'such as "24h"' in err) == (2, True, True)
-    text = f"{datetime.fromtimestamp(runs_of(journal)[2].began + 1, UTC):%Y-%m-%dT%H:%M:%S}+00:00"
+    text = f"{datetime.fromtimestamp(runs_of(flat(journal))[2].began + 1, UTC):%Y-%m-%dT%H:%M:%S}+00:00"
     assert [row["incarnation"] for row in told(ckptd, "history", job, "--since", text)["runs"]] == [3, 4, 5]
 
 

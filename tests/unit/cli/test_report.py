@@ -21,6 +21,7 @@ from ckptd.shared.protocol.journal import Problem
 from ckptd.system import human
 from tests.unit.history import stored
 from tests.unit.history.played import BEGAN, Training, played
+from tests.unit.history.test_runs import flat
 
 VOID = {"meta", "br"}
 MAY_REFER = re.compile(r"#[\w-]+\Z")
@@ -107,7 +108,7 @@ def test_each_reference_of_a_chart_has_its_target(page):
 
 
 def test_its_tables_have_the_figures_of_the_journal(page, journal):
-    runs = runs_of(journal)
+    runs = runs_of(flat(journal))
     found = Page(page)
     head, *rows = found.tables["runs"]
     rows = [dict(zip(head, row, strict=True)) for row in rows]
@@ -134,7 +135,7 @@ def test_the_advice_is_that_of_the_command(page, tmp_path, capsys):
 
 
 def test_losses_and_restores_are_named_in_the_timeline(page, journal):
-    runs = runs_of(journal)
+    runs = runs_of(flat(journal))
     texts = [verb.loss_text(one) for run in runs for one in run.losses]
     texts += [verb.restore_text(one) for run in runs for one in run.restores]
     assert sorted(Page(page).titles[1:]) == sorted(texts)
@@ -273,7 +274,7 @@ def test_a_browser_shows_what_the_journal_says(tmp_path, journal, page, dark):
     image = picture(tmp_path / "page.html", tmp_path / "page.png", dark=dark)
     paper = (0x14, 0x19, 0x1E) if dark else (255, 255, 255)
     assert tuple(image[-1, 5]) == paper
-    runs = runs_of(journal)
+    runs = runs_of(flat(journal))
     losses = sorted(one.at for run in runs for one in run.losses)
     _legend, *marks = sorted(blots(is_color(image, "loss", dark=dark), 25))
     assert len(marks) == len(losses)

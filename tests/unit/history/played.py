@@ -60,6 +60,11 @@ class Played:
     chance: random.Random = field(default_factory=lambda: random.Random(7))
 
     @property
+    def entries(self) -> list[Entry]:
+        """Of all runs."""
+        return [entry for one in self.journal for entry in one]
+
+    @property
     def runs(self) -> int:
         return len(self.journal)
 

@@ -5,13 +5,13 @@ import pytest
 from ckptd.history import advice, goodput
 from ckptd.history.runs import runs_of
 from tests.unit.history.played import Played, Training, played
-from tests.unit.history.test_runs import began, staged
+from tests.unit.history.test_runs import began, flat, staged
 
 T = Training()
 
 
 def advised(journal, mtbf_s=None):
-    runs = runs_of(journal)
+    runs = runs_of(flat(journal))
     return advice.advise(runs, goodput.spans(runs), mtbf_s)
 
 

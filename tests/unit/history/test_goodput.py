@@ -10,11 +10,11 @@ from ckptd.history.runs import runs_of
 from ckptd.shared.protocol.journal import Restored, RunEnded, Staged, Steps
 from ckptd.shared.protocol.messages import Tier
 from tests.unit.history.played import Played, Training, played
-from tests.unit.history.test_runs import began, staged
+from tests.unit.history.test_runs import began, flat, staged
 
 
 def of(journal):
-    runs = runs_of(journal)
+    runs = runs_of(flat(journal))
     found = spans(runs)
     return totals(found, runs), found
 
@@ -110,5 +110,5 @@ def test_many_saves_take_no_second():
 
 
 def test_the_usual_step_is_that_of_most_intervals():
-    runs = runs_of([[began(), *(Steps(at=t, step=n) for n, t in enumerate([10.0, 12.0, 14.0, 99.0, 101.0, 103.0]))]])
+    runs = runs_of([began(), *(Steps(at=t, step=n) for n, t in enumerate([10.0, 12.0, 14.0, 99.0, 101.0, 103.0]))])
     assert step_s(runs) == 2.0
