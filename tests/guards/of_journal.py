@@ -36,6 +36,16 @@ ROWS = (
         "        del self._busy[store]\n", "",
         "journal.py::test_a_store_that_hangs_costs_no_save_and_gets_the_journal_when_it_answers",
     ),
+    _row(
+        "history-knows-how-a-run-ended", "ckptd/history/runs.py",
+        "run.ended, run.how, run.over = entry.at, entry.how, True", "pass",
+        "history.py::test_a_job_that_was_killed_and_resumed_is_told_right",
+    ),
+    _row(
+        "history-knows-what-became-durable", "ckptd/history/runs.py",
+        "save.drained_nbytes, save.end = entry.nbytes, End.DURABLE.value", "save.drained_nbytes = entry.nbytes",
+        "history.py::test_a_job_whose_daemon_was_killed_too_ended_without_a_word",
+    ),
     play_guard(
         "journal-has-each-durable-save", _CORE,
         "elif record.drain_since or not incarnation:", "elif not incarnation and record.failures:",

@@ -15,11 +15,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TIMELINE_RUNS: Final = 40  # of more, the last
+_POINTS: Final = 3000  # of a chart: more would lie on each other, and make the page large
 _BUCKETS: Final = 60
 _BINS: Final = 24
 _DROPPED_RE: Final = re.compile(r"<metadata>.*?</metadata>|<style type=\"text/css\">.*?</style>", re.DOTALL)
 _ID_RE: Final = re.compile(r'(\bid="|url\(#|href="#)')
 _TITLED_RE: Final = re.compile(r'<g id="([^"]*-title-([0-9]+))">')
+
+
+def thinned(saves: Sequence[Save]) -> Sequence[Save]:
+    """Those that a chart with a point for each shows: one of so many, each as far from the next."""
+    return saves[:: max(1, -(-len(saves) // _POINTS))]
 
 
 class Chart:
@@ -82,7 +88,8 @@ def timeline(runs: Sequence[Run], found: Sequence[Span], texts: Callable[[Loss |
 
 def _row(chart: Chart, axis: "Axes", place: int, run: Run, texts: Callable[[Loss | Restore], str]) -> None:
     staged = [save for save in run.saves if save.staged_s is not None]
-    axis.plot([_days(save.at) for save in staged], [place + 0.06] * len(staged), "|", color=mark("save"), markersize=5)
+    ticks = [_days(save.at) for save in thinned(staged)]
+    axis.plot(ticks, [place + 0.06] * len(ticks), "|", color=mark("save"), markersize=5)
     drains = [
         (_days(save.at + save.durable_s - save.drain_s), save.drain_s / 86400)
         for save in staged
@@ -129,8 +136,8 @@ def histogram(seconds: Sequence[float], name: str, color: str, what: str) -> str
 
 
 def over_saves(saves: Sequence[Save], value: Callable[[Save], float], name: str, color: str, what: str) -> str:
-    """A point for each save."""
-    chart = Chart(4.6, 2.6)
+    """A point for each save, as far as they are told from each other."""
+    chart, saves = Chart(4.6, 2.6), thinned(saves)
     axis = chart.figure.subplots()
     axis.plot([_days(save.at) for save in saves], [value(save) for save in saves], ".", color=mark(color), markersize=4)
     axis.set_ylim(bottom=0)

@@ -8,7 +8,7 @@ from ckptd.cli import journals
 from ckptd.cli.advise import name_of, percent, sentences
 from ckptd.cli.page import charts, colors
 from ckptd.history.advice import Advice
-from ckptd.history.runs import Loss, Restore, Run
+from ckptd.history.runs import Loss, Restore, Run, Save
 from ckptd.history.summary import RunRow, Summary
 from ckptd.system import human
 
@@ -126,10 +126,15 @@ def _saves(runs: Sequence[Run]) -> list[str]:
         rates = charts.over_saves(
             drained, lambda save: save.drained_nbytes / (save.drain_s or 1) / 1e9, "rate", "drain", "GB/s"
         )
-        figures.append(_inner(rates, "Rate of the store, each drain."))
+        figures.append(_inner(rates, f"Rate of the store, each drain.{_shown(drained)}"))
     sizes = charts.over_saves(staged, lambda save: save.nbytes / 1e9, "bytes", "save", "GB")
-    figures.append(_inner(sizes, "Bytes of each save."))
+    figures.append(_inner(sizes, f"Bytes of each save.{_shown(staged)}"))
     return ["<h2>Saves</h2>", '<div class="pair">', *figures, "</div>"]
+
+
+def _shown(saves: Sequence[Save]) -> str:
+    each = -(-len(saves) // max(1, len(charts.thinned(saves))))
+    return f" 1 of {each} is shown." if each > 1 else ""
 
 
 def _advice(advice: Advice | str) -> list[str]:

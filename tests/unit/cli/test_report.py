@@ -1,11 +1,7 @@
 """``ckptd report``: the page as HTML, its figures beside the journal's, and its picture in a real browser."""
 
-import functools
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
 from html.parser import HTMLParser
 
@@ -19,6 +15,7 @@ from ckptd.history.goodput import Kind, spans, totals
 from ckptd.history.runs import runs_of
 from ckptd.shared.protocol.journal import Problem
 from ckptd.system import human
+from tests.unit.cli.report_picture import BROWSERS, browser, picture
 from tests.unit.history import stored
 from tests.unit.history.played import BEGAN, Training, played
 from tests.unit.history.test_runs import flat
@@ -126,9 +123,10 @@ def test_its_tables_have_the_figures_of_the_journal(page, journal):
     assert len(found.tables["events"]) == 1 + events
 
 
-def test_the_advice_is_that_of_the_command(page, tmp_path, capsys):
+def test_the_advice_is_that_of_the_command(capsys, page, tmp_path):
+    capsys.readouterr()
     cli.invoke(["advise", str(tmp_path / "llama"), "--json"])
-    advice = json.loads(capsys.readouterr().out.partition("\n")[2] or "{}")
+    advice = json.loads(capsys.readouterr().out)
     rows = Page(page).tables["advice"][1:]
     assert [row[0] for row in rows] == [f"{one['steps']} step{'s'[: one['steps'] != 1]}" for one in advice["choices"]]
     assert [row[0] for row in rows if "best" in row[-1]] == [f"{advice['best']['steps']} steps"]
@@ -178,7 +176,9 @@ def test_a_job_of_many_runs_stays_readable(tmp_path):
 def test_a_long_run_makes_no_large_page(tmp_path):
     play = played(Training(save_every=2, jitter=0.2), failures=1, mean_s=60_000.0)
     assert sum(len(one) for one in play.journal) > 20_000
-    assert len(write(tmp_path, play.journal)[1]) < 8 << 20
+    page = write(tmp_path, play.journal)[1]
+    assert len(page) < 2 << 20
+    assert re.search(r"Bytes of each save\. 1 of [0-9]+ is shown\.", page)
 
 
 @pytest.mark.parametrize("kept", [1, 2])
@@ -218,26 +218,12 @@ def test_without_the_library_the_command_says_what_to_install(tmp_path, journal,
 
 # --- in a browser ---
 
-BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 
-
-@functools.cache
-def browser():
-    return next(filter(None, map(shutil.which, BROWSERS)), None)
-
-
-def picture(page, out, *, dark):
-    """The page as a browser shows it: rows of (red, green, blue), 0 to 255."""
+def pixels(page, out, *, dark):
+    """Rows of (red, green, blue), 0 to 255."""
     from matplotlib.image import imread  # noqa: PLC0415
 
-    subprocess.run(
-        [
-            browser(), "--no-sandbox", "--headless", "--disable-gpu", "--hide-scrollbars", f"--screenshot={out}",
-            f"--user-data-dir={out}.profile", "--window-size=1040,2400", "--force-device-scale-factor=1",
-            f"--blink-settings=preferredColorScheme={0 if dark else 1}", f"file://{page}",
-        ],
-        check=True, capture_output=True, timeout=120, env=os.environ | {"HOME": os.path.dirname(out)},
-    )  # fmt: skip
+    picture(page, out, dark=dark, size=(1040, 2400))
     return (imread(out)[:, :, :3] * 255).round().astype(int)
 
 
@@ -271,7 +257,7 @@ def blots(mask, least):
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_a_browser_shows_what_the_journal_says(tmp_path, journal, page, dark):
     """Losses where they were, and as much green over time as the job trained; in the colours of the theme."""
-    image = picture(tmp_path / "page.html", tmp_path / "page.png", dark=dark)
+    image = pixels(tmp_path / "page.html", tmp_path / "page.png", dark=dark)
     paper = (0x14, 0x19, 0x1E) if dark else (255, 255, 255)
     assert tuple(image[-1, 5]) == paper
     runs = runs_of(flat(journal))
