@@ -42,12 +42,12 @@ def train(ranks: Ranks, *steps: int) -> list[float]:
     return stalls
 
 
-def told_by(capsys: pytest.CaptureFixture[str], verb: str, store: str) -> dict[str, object]:
+def printed_by(capsys: pytest.CaptureFixture[str], verb: str, store: str) -> dict[str, object]:
     assert cli.invoke([verb, os.path.join(store, JOB), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_job_that_was_killed_and_resumed_is_told_right(node: Node, tmp_path: Path, capsys):
+def test_a_job_that_was_killed_and_resumed_has_its_history(node: Node, tmp_path: Path, capsys):
     began_s = time.time()
     with Ranks(node, 2) as ranks:
         ranks.call("connect")
@@ -63,7 +63,7 @@ def test_a_job_that_was_killed_and_resumed_is_told_right(node: Node, tmp_path: P
     wait_for(lambda: ends(node.store) == ["lost", "closed"])
     node.stop()
     lasted_s = time.time() - began_s
-    found = told_by(capsys, "history", node.store)
+    found = printed_by(capsys, "history", node.store)
     first, second = found["runs"]
     assert [(one["how"], one["over"], one["world_size"], one["nodes"]) for one in (first, second)] == [
         ("lost", True, 2, 1), ("closed", True, 2, 1),
@@ -83,7 +83,7 @@ def test_a_job_that_was_killed_and_resumed_is_told_right(node: Node, tmp_path: P
     assert 7 * STEP_S * 0.8 <= goodput["training_s"] + goodput["unexplained_s"] <= goodput["total_s"]
     assert 0 < goodput["restore_s"] < goodput["total_s"]
     assert goodput["step_s"] >= STEP_S
-    advice = told_by(capsys, "advise", node.store)
+    advice = printed_by(capsys, "advise", node.store)
     assert (advice["failures"], advice["mtbf_from"], advice["now"]["steps"]) == (1, "journal", 1)
     assert (advice["restores"], advice["restores_from_store"]) == (1, 0)
     page = tmp_path / "report.html"
@@ -96,8 +96,8 @@ def test_a_job_whose_daemon_was_killed_too_ended_without_a_word(node: Node, caps
         ranks.call("connect")
         train(ranks, 1, 2)
         wait_for(lambda: len(read_journal(open_files(f"{node.store}/{JOB}", XXH3)).entries) >= 5)
-        ranks.kill()
         node.kill()
-    found = told_by(capsys, "history", node.store)
+        ranks.kill()
+    found = printed_by(capsys, "history", node.store)
     assert [(one["how"], one["ended"], one["over"]) for one in found["runs"]] == [("", None, False)]
     assert found["runs"][0]["saves_by_end"] == {"durable": 2}

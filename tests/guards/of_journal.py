@@ -39,7 +39,7 @@ ROWS = (
     _row(
         "history-knows-how-a-run-ended", "ckptd/history/runs.py",
         "run.ended, run.how, run.over = entry.at, entry.how, True", "pass",
-        "history.py::test_a_job_that_was_killed_and_resumed_is_told_right",
+        "history.py::test_a_job_that_was_killed_and_resumed_has_its_history",
     ),
     _row(
         "history-knows-what-became-durable", "ckptd/history/runs.py",

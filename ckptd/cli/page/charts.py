@@ -136,7 +136,7 @@ def histogram(seconds: Sequence[float], name: str, color: str, what: str) -> str
 
 
 def over_saves(saves: Sequence[Save], value: Callable[[Save], float], name: str, color: str, what: str) -> str:
-    """A point for each save, as far as they are told from each other."""
+    """A point for each save, as many as the chart has room for."""
     chart, saves = Chart(4.6, 2.6), thinned(saves)
     axis = chart.figure.subplots()
     axis.plot([_days(save.at) for save in saves], [value(save) for save in saves], ".", color=mark(color), markersize=4)
@@ -156,16 +156,7 @@ def goodput(found: Sequence[Span]) -> str:
     bottom = [0.0] * len(parts)
     for kind in Kind:
         shares = [100 * one[kind] / width for _, one in parts]
-        axis.bar(
-            lefts,
-            shares,
-            width / 86400,
-            bottom,
-            align="edge",
-            color=mark(kind.value),
-            linewidth=0.4,
-            edgecolor=mark(kind.value),
-        )
+        axis.bar(lefts, shares, width / 86400, bottom, align="edge", color=mark(kind.value), antialiased=False)
         bottom = [low + share for low, share in zip(bottom, shares, strict=True)]
     axis.set_ylim(0, 100)
     axis.set_ylabel("% of the time")
@@ -183,7 +174,7 @@ def _of_time(axis: "Axes") -> None:
 
     zone = datetime.now(tz=UTC).astimezone().tzinfo
     made: Any = dates  # has no types
-    locator = made.AutoDateLocator(tz=zone, maxticks=8)
+    locator = made.AutoDateLocator(tz=zone, minticks=3, maxticks=8)
     axis.xaxis.set_major_locator(locator)
     axis.xaxis.set_major_formatter(made.ConciseDateFormatter(locator, tz=zone))
     _plain(axis)

@@ -9,7 +9,9 @@ from ckptd.core.coordinator.save_record import Record
 from ckptd.core.coordinator.save_states import OPEN, SAVE, On, State
 from ckptd.history.intervals import AUTO_MOST_S, drain_every_s
 from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol.messages import Cadence
 
+_AUTO = Cadence(0, 0.0)
 _COMMIT_TRIES = 2  # before the drain itself is done again
 
 
@@ -34,7 +36,7 @@ class DrainCadence:
             or save.step < last[0]
             or (cadence.steps > 0 and save.step // cadence.steps != last[0] // cadence.steps)
             or (cadence.seconds > 0 and now - last[1] >= cadence.seconds)
-            or (cadence.auto and self._keeps_up(now - last[1]))
+            or (cadence == _AUTO and self._keeps_up(now - last[1]))
         )
         if due:
             self._last = (save.step, now)

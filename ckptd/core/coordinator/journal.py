@@ -323,7 +323,7 @@ def _as_given(cadence: Cadence) -> str:
     """As a user gives it."""
     if cadence.seconds and not math.isinf(cadence.seconds):
         return f"{cadence.seconds:g}s"
-    return str(cadence.steps) if cadence.steps else "auto" if cadence.auto else "never"
+    return str(cadence.steps) if cadence.steps else "never" if cadence.seconds else "auto"
 
 
 def _counted(tiers: Tiers, world_size: int) -> dict[Tier, int]:

@@ -85,11 +85,6 @@ class Cadence(msgspec.Struct, frozen=True, array_like=True):
     steps: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 1
     seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
-    @property
-    def auto(self) -> bool:
-        """Whether the store decides."""
-        return not self.steps and not self.seconds
-
 
 class _Signed(msgspec.Struct, frozen=True, kw_only=True):
     version: int = VERSION  # of this protocol, as its sender has it

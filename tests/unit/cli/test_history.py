@@ -12,7 +12,7 @@ from ckptd import cli
 from ckptd.history import advice, goodput, intervals, runs, spread, summary
 from ckptd.history.goodput import spans, totals
 from ckptd.history.runs import runs_of
-from ckptd.shared.protocol.journal import JOURNAL_DIR, Missing
+from ckptd.shared.protocol.journal import JOURNAL_DIR, Missing, Name
 from tests.unit.history import stored
 from tests.unit.history.played import BEGAN, Training, played
 from tests.unit.history.test_runs import flat
@@ -168,8 +168,7 @@ def test_damaged_parts_are_counted_and_the_rest_is_shown(ckptd, job):
 
 
 def test_a_link_in_place_of_a_segment_is_damage(ckptd, job):
-    folder = os.path.join(job, JOURNAL_DIR, min(os.listdir(os.path.join(job, JOURNAL_DIR))))
-    os.symlink("/etc/passwd", os.path.join(folder, "000009"))
+    os.symlink("/etc/passwd", os.path.join(job, Name(1, "00000000", "0a0b0c0d", 9).path))
     code, out, _ = ckptd("history", job, "--json")
     assert (code, json.loads(out)["damaged"]) == (1, 1)
 

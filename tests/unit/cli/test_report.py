@@ -269,7 +269,10 @@ def test_a_browser_shows_what_the_journal_says(tmp_path, journal, page, dark):
     assert middles == pytest.approx([middles[0] + scale * (at - losses[0]) for at in losses], abs=2)
     kinds = {kind: is_color(image, kind.value, dark=dark) for kind in Kind}
     green = kinds[Kind.TRAINING]
-    top, left, bottom, right = max(blots(green, 1000), key=lambda box: (box[2] - box[0]) * (box[3] - box[1]))
+    boxes = blots(green, 200)
+    top, _, bottom, _ = max(boxes, key=lambda box: box[2] - box[0])  # a part of the time in which all was training
+    inside = [box for box in boxes if box[0] >= top - 2 and box[2] <= bottom + 2]
+    left, right = min(box[1] for box in inside), max(box[3] for box in inside)
     assert right - left > 500
     shown = {kind: int(mask[top:bottom, left - 3 : right + 3].sum()) for kind, mask in kinds.items()}
     true = totals(spans(runs), runs)

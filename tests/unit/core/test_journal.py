@@ -50,7 +50,7 @@ def test_a_save_that_becomes_durable_has_its_times_and_what_its_ranks_report():
 
 
 def test_a_cadence_is_on_record_as_the_user_gave_it():
-    for cadence, text in ((Cadence(10, 0.0), "10"), (Cadence(0, 90.0), "90s"), (Cadence(0, 0.0), "never")):
+    for cadence, text in ((Cadence(10, 0.0), "10"), (Cadence(0, 90.0), "90s"), (Cadence(0, 0.0), "auto")):
         job = AJob(cadence=cadence).start()
         job.stage_all(ONE)
         assert {one.began.drain_every for one in job.of(act.KeepEntry)} == {text}
