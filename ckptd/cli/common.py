@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 
 from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.files.integrity_key import chosen
-from ckptd.system.config import SETTINGS, default_toml_path, load_config, read_toml
+from ckptd.system.config import SETTINGS, default_toml_path, load_config, parsed, read_toml
 from ckptd.system.units import parse_duration_s
 
 arena_option = click.option("--arena", metavar="DIR", help="The daemon's arena.  [CKPTD_ARENA; /dev/shm/ckptd-UID]")
@@ -45,7 +45,7 @@ def _said_of_integrity() -> dict[str, str]:
     path = default_toml_path(os.environ)
     toml = read_toml(path) if path is not None else {}
     settings = [SETTINGS[name] for name in ("integrity", "integrity_key_file")]
-    told = {one.variable: str(toml[one.key]) for one in settings if one.key in toml}
+    told = {one.variable: str(parsed(one, toml[one.key], str(path))) for one in settings if one.key in toml}
     return told | {one.variable: found for one in settings if (found := os.environ.get(one.variable))}
 
 

@@ -9,6 +9,7 @@ from ckptd.checkpoint.export.run import Format, Order, Summary, export
 from ckptd.cli import common
 from ckptd.cli.counting import counting
 from ckptd.shared.base.errors import UsageError
+from ckptd.shared.files.paths import resolved
 from ckptd.shared.format.integrity import Integrity
 from ckptd.system import human
 from ckptd.system.units import parse_size
@@ -101,7 +102,7 @@ def _renames(path: str | None) -> dict[str, str]:
         return {}
     hint = 'it holds {"old.name": "new.name", ...}'
     try:
-        with open(path, "rb") as file:
+        with open(resolved(path), "rb") as file:
             return msgspec.json.decode(file.read(), type=dict[str, str])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"--map {path}: {error}", hint=hint) from None

@@ -11,7 +11,7 @@ from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.arena_paths import JOBS
 from ckptd.shared.protocol.status import Status
-from ckptd.shared.stores.kinds import normal
+from ckptd.shared.stores.kinds import absolute
 from ckptd.system import human
 
 SCHEMA = 1
@@ -58,9 +58,10 @@ def _without_daemon(arena: str, job: str) -> NoDaemonError:
 
 def _chosen(status: Status, name: str, store: str | None) -> JobKey:
     """A job that the daemon has; or one of which it may know the store alone, where that is named."""
-    found = [job for job in status.jobs if job.job == name and store in (None, job.store)]
-    if not found and store is not None:
-        return JobKey(normal(store), name)
+    where = None if store is None else absolute(store)
+    found = [job for job in status.jobs if job.job == name and where in (None, job.store)]
+    if not found and where is not None:
+        return JobKey(where, name)
     if not found:
         known = ", ".join(sorted({job.job for job in status.jobs})) or "none"
         raise UsageError(f"this daemon has no job {name}", hint=f"its jobs: {known}")

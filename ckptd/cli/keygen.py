@@ -7,6 +7,7 @@ import click
 from ckptd.cli import common
 from ckptd.peers.keys import make_keys, write_keys
 from ckptd.shared.files.integrity_key import write_key
+from ckptd.shared.files.paths import resolved
 
 SCHEMA = 1
 _DEFAULT = "~/.config/ckptd/key.toml"
@@ -27,7 +28,7 @@ def command(file: str | None, integrity: bool, as_json: bool) -> int:
     With --integrity FILE gets a secret for the setting integrity_key_file: the same file for all daemons and trainings
     of a site, and for readers of their checkpoints. A holder of the key can forge whatever it proves.
     """
-    path = os.path.abspath(os.path.expanduser(file or (_DEFAULT_INTEGRITY if integrity else _DEFAULT)))
+    path = resolved(file or (_DEFAULT_INTEGRITY if integrity else _DEFAULT))
     if file is None:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     if integrity:

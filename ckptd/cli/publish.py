@@ -6,6 +6,7 @@ import click
 
 from ckptd.cli import common
 from ckptd.cli.pin import named
+from ckptd.shared.files.paths import resolved
 from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.protocol.publication import Publication, check_publication
 from ckptd.shared.stores.kinds import real
@@ -38,8 +39,8 @@ def command(path: str, directory: str, pointer: str | None, as_json: bool, integ
     """
     where = real(path)
     key, dirname = named(where)
-    at = os.path.abspath(pointer) if pointer else ""
-    to = Publication(os.path.abspath(directory), True, at, os.path.basename(os.path.abspath(directory)) if at else "")
+    at, target = resolved(pointer) if pointer else "", resolved(directory)
+    to = Publication(target, True, at, os.path.basename(target) if at else "")
     check_publication(to, key)
     with common.store_errors():
         files = open_store(key.store, integrity).publish_to(key.job, dirname, to)

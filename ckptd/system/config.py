@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from ckptd.shared.base.errors import ConfigError
 from ckptd.shared.base.refusals import Origin, flag, not_allowed, toml, variable
+from ckptd.shared.files.paths import is_url, resolved, resolved_location
 from ckptd.shared.settings.config import Config, default_arena
 from ckptd.shared.settings.variables import FOREIGN_VARIABLES, PREFIX, check_variables, nearest
 from ckptd.system.units import parse_duration_s, parse_size
@@ -60,7 +61,7 @@ class Setting:
             "integer": "a whole number",
             "switch": "true or false",
             "choice": "one of " + ", ".join(str(choice) for choice in self.choices),
-            "path": "an absolute path",
+            "path": "a path of fewer than 1024 characters, none of them a control character",
             "text": str(self._extra.get("allowed")),
         }[self.kind]
         return words + "".join(self._bounds())
@@ -104,7 +105,7 @@ class Setting:
             case "switch":
                 return _parse_switch(text)
             case "path":
-                return os.path.expanduser(text) if text else None
+                return text or None
             case "text":
                 return text
             case _:
@@ -152,7 +153,7 @@ def load_config(
     for origin, layer in layers:
         for name, raw in layer.items():
             sources[name] = _origin(origin, SETTINGS[name])
-            values[name] = _parsed(SETTINGS[name], raw, sources[name])
+            values[name] = parsed(SETTINGS[name], raw, sources[name])
     config = Config(**values)
     scheme, size = config.redundancy, config.set_size
     if size > scheme.max_set_size:
@@ -177,7 +178,7 @@ _TOML_HINT = 'a setting a line, such as: slots_per_rank = 3; texts in quotes, su
 def read_toml(path: str) -> dict[str, Raw]:
     """The file's top-level keys. Raises ConfigError when it cannot be read or is not TOML."""
     try:
-        with open(path, "rb") as file:
+        with open(resolved(path), "rb") as file:
             return tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", hint="fix --config or CKPTD_CONFIG") from None
@@ -204,12 +205,25 @@ def _origin(layer: str, setting: Setting) -> str:
     return {"environment": setting.variable, "flags": setting.flag}.get(layer, layer)
 
 
-def _parsed(setting: Setting, raw: Raw, origin: str) -> Any:
+def parsed(setting: Setting, raw: Raw, origin: str) -> Any:
+    """The typed value. origin: the setting's variable, its flag, or a file. Raises ConfigError."""
+    where, path = _place(setting, origin), raw
+    if setting.kind == "path" and isinstance(raw, str) and raw.strip():
+        in_file = origin not in {setting.variable, setting.flag}
+        if not _starts_somewhere(raw.strip()) and (in_file or resolved(".") == "/"):
+            why = "a file is read from any directory" if in_file else "the working directory is /, as a unit's"
+            must = f"an absolute path, or one that begins with ~/: {why}"
+            raise not_allowed(ConfigError, setting.name, raw, must, setting.example, origin=where)
+        path = resolved_location(raw.strip())
     try:
-        return setting.parse(raw)
+        return setting.parse(path)
     except ValueError:
-        where = _place(setting, origin)
         raise not_allowed(ConfigError, setting.name, raw, setting.allowed, setting.example, origin=where) from None
+
+
+def _starts_somewhere(path: str) -> bool:
+    """Whether it means the same from each working directory."""
+    return path.startswith(("/", "~")) or is_url(path)
 
 
 def _place(setting: Setting, origin: str) -> Origin:

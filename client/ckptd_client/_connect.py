@@ -47,8 +47,9 @@ def connect(  # noqa: PLR0913 - keyword-only settings
 
     Args:
         job: Stable name of the training. Default: `$CKPTD_JOB`.
-        store: Absolute directory on the parallel file system. Default: `$CKPTD_STORE`, then the store that the running
-            daemon is configured with. Created if only its last part is missing.
+        store: Directory on the parallel file system, also `"~/ckpt"`, or relative to this process's working directory.
+            Default: `$CKPTD_STORE`, then the store that the running daemon is configured with. Created if only its last
+            part is missing.
         arena: Directory on tmpfs. Default: the daemon's.
         drain_every: Which staged checkpoints go to the store: 1, each; 100, the first at or after each multiple of 100
             steps; "300s", one in 300 seconds; "auto", as often as the store keeps up: when 1.25 times its last drain

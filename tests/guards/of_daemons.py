@@ -179,7 +179,8 @@ _KEYS = (
     ),
     _row(
         "verbs-read-the-file-of-settings", "ckptd/cli/common.py",
-        "told = {one.variable: str(toml[one.key]) for one in settings if one.key in toml}", "told = dict[str, str]()",
+        "told = {one.variable: str(parsed(one, toml[one.key], str(path))) for one in settings if one.key in toml}",
+        "told = dict[str, str]()",
         "integrity.py::test_verbs_take_the_key_from_where_the_daemon_has_it",
     ),
 )  # fmt: skip

@@ -223,6 +223,13 @@ MISTAKES = (
         hint="slots_per_rank",
     ),
     _typed(
+        "run-config-relative",
+        "echo 'store = \"ckpt\"' > c.toml; ckptd run --config c.toml",
+        cause=r"store='ckpt' \(from c.toml\) is not allowed: it must be an absolute path, or one that begins with ~/",
+        place="c.toml",
+        hint='hint: store = "/path/of/store" in c.toml',
+    ),
+    _typed(
         "run-config-not-toml",
         "echo 'slots_per_rank: 3' > c.toml; ckptd run --config c.toml",
         cause="TOML",

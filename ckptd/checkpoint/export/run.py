@@ -18,6 +18,7 @@ from ckptd.checkpoint.export.read import VerifiedReader
 from ckptd.checkpoint.export.source import Source, find, load
 from ckptd.checkpoint.export.write import OutputFile, write_files
 from ckptd.shared.base.errors import CkptdError, IntegrityError, UsageError
+from ckptd.shared.files.paths import resolved
 from ckptd.shared.format.dtypes import itemsize
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.root_names import has_records
@@ -73,7 +74,7 @@ def export(order: Order, report: Callable[[int, int], None] = lambda _done, _tot
     Raises UsageError, DamagedError or another CkptdError; then nothing new has a name that a reader looks at.
     """
     began_s = time.monotonic()
-    out = os.path.abspath(order.out)
+    out = resolved(order.out)
     if order.choice.dtype:
         casts.require_numpy()
     try:

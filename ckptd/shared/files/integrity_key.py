@@ -9,6 +9,7 @@ import msgspec
 
 from ckptd.shared.base.errors import ConfigError
 from ckptd.shared.base.refusals import CONNECT, Origin, not_allowed, variable
+from ckptd.shared.files.paths import resolved
 from ckptd.shared.files.regular import read_private, write_private
 from ckptd.shared.format.integrity import KEY_NBYTES, XXH3, Integrity, Keyed
 
@@ -58,7 +59,7 @@ def integrity_of(kind: str | None, key_file: str | None, origin: Origin = CONNEC
     if kind == "keyed" and not key_file:
         hint = f"integrity_key_file, CKPTD_INTEGRITY_KEY_FILE or --key; {_MAKE} FILE makes one"
         raise ConfigError("integrity='keyed' needs a key, and no file of one is set", hint=hint)
-    return read_key(os.path.expanduser(key_file)) if key_file and kind != "xxh3" else XXH3
+    return read_key(resolved(key_file)) if key_file and kind != "xxh3" else XXH3
 
 
 def chosen(

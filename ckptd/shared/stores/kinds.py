@@ -5,6 +5,7 @@ import os
 from typing import Any, NamedTuple
 
 from ckptd.shared.base.errors import UsageError
+from ckptd.shared.files.paths import is_url, resolved
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.stored_files import StoredFiles
 
@@ -20,11 +21,6 @@ KINDS = {
     "": Kind("ckptd.shared.stores.directory:DirectoryFiles", "ckptd.store.posix.store:PosixStore"),  # a path
 }
 _MARK = "://"
-
-
-def is_url(location: str) -> bool:
-    """Whether it has a scheme: all else is a path."""
-    return _MARK in location
 
 
 def kind_of(location: str) -> Kind:
@@ -68,10 +64,10 @@ def normal(location: str) -> str:
 
 
 def absolute(location: str) -> str:
-    """As normal, and independent of this process's directory."""
-    return normal(location) if is_url(location) else os.path.abspath(location)
+    """As normal, of a location as people write it (``~``, relative). Raises ConfigError as resolved does."""
+    return normal(location) if is_url(location) else resolved(location)
 
 
 def real(location: str) -> str:
     """As absolute, with all links followed: a checkpoint is held against its directory's name."""
-    return location if is_url(location) else os.path.realpath(location)
+    return location if is_url(location) else os.path.realpath(resolved(location))

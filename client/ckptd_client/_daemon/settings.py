@@ -15,6 +15,7 @@ from ckptd.shared.base.errors import ConfigError, UsageError
 from ckptd.shared.base.ids import ANY_STORE, MAX_STEP, MAX_STORE_CHARS, JobKey, RunId, StoreChoice, is_job_name
 from ckptd.shared.base.refusals import CONNECT, call_of, not_allowed, variable
 from ckptd.shared.files.integrity_key import chosen
+from ckptd.shared.files.paths import resolved
 from ckptd.shared.format.arena_paths import SOCKET
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.schemes import DEFAULT, Scheme
@@ -45,13 +46,12 @@ def job_key(job: object, store: object, configured: Callable[[], str]) -> JobKey
     if is_store_url(where) and len(where) < MAX_STORE_CHARS:
         return JobKey(normal(where), name)
     _check_local("store", where, "connect(store=...)")
-    if not os.path.isabs(where) or len(where) >= MAX_STORE_CHARS:
+    found = resolved(where) if where else ""
+    if not 0 < len(found) < MAX_STORE_CHARS:
         hint = "connect(store=...), CKPTD_STORE, or the daemon's own setting: a directory on the parallel file system"
-        if where and not os.path.isabs(where):
-            hint = _absolute(where)
-        fault = f"has more than {MAX_STORE_CHARS - 1} characters" if os.path.isabs(where) else "is not an absolute path"
-        raise ConfigError(f"store {where!r} {fault}" if where else "no store is set", hint=hint)
-    return JobKey(os.path.normpath(where), name)
+        text = f"store {where!r} has more than {MAX_STORE_CHARS - 1} characters" if where else "no store is set"
+        raise ConfigError(text, hint=hint)
+    return JobKey(found, name)
 
 
 def _job_hint(name: object) -> str:
@@ -70,9 +70,7 @@ def arena_path(arena: str | os.PathLike[str] | None) -> str:
     """The arena from connect's argument or the environment, else this user's own. Raises ConfigError."""
     chosen = as_path("arena", arena) if arena is not None else os.environ.get("CKPTD_ARENA", "")
     _check_local("arena", chosen, "connect(arena=...)")
-    if chosen and not os.path.isabs(chosen):
-        raise ConfigError(f"arena {chosen!r} is not an absolute path", hint=_absolute(chosen))
-    path = os.path.normpath(chosen) if chosen else f"/dev/shm/ckptd-{os.getuid()}"  # noqa: S108 - its owner is checked
+    path = resolved(chosen) if chosen else f"/dev/shm/ckptd-{os.getuid()}"  # noqa: S108 - its owner is checked
     nbytes = len(os.fsencode(os.path.join(path, SOCKET)))
     if nbytes > _MAX_SOCKET_PATH:
         raise ConfigError(
@@ -99,11 +97,6 @@ def _check_local(argument: str, where: str, call: str) -> None:
         raise ConfigError(f"{argument} {where!r} is an address, not a path", hint=f"{call}: {address[2]!r}")
     hint = f"mount it, and give the directory where it is mounted: {call}"
     raise ConfigError(f"{argument} {where!r} is an address, and only directories of a file system can be it", hint=hint)
-
-
-def _absolute(path: str) -> str:
-    """The hint for a path that is not absolute."""
-    return f"from here it would be {os.path.abspath(os.path.expanduser(path))!r}"
 
 
 def why_unstarted(start: bool | None) -> str:
@@ -238,7 +231,7 @@ def proof_of(integrity: str | None, key_file: str | os.PathLike[str] | None) -> 
     if not found.keyed:
         return Proof(found, ("--integrity", "xxh3"))
     flags = ("--integrity", "keyed")
-    path = () if key_file is None else ("--integrity-key-file", os.path.abspath(os.path.expanduser(key_file)))
+    path = () if key_file is None else ("--integrity-key-file", resolved(key_file))
     return Proof(found, (*flags, *map(str, path)))
 
 

@@ -11,6 +11,7 @@ import torch
 
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import MAX_PARTS, JobKey
+from ckptd.shared.files.paths import resolved
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.layout import (
     VERSION,
@@ -68,7 +69,7 @@ def publication_of(
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:
-    return os.path.abspath(os.fspath(path))
+    return resolved(os.fspath(path))
 
 
 def make_files_plan(

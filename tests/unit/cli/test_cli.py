@@ -461,6 +461,14 @@ def test_list(ckptd, store):
     assert "unfinished step 200: no votes" in out
 
 
+def test_a_path_in_a_verb_may_begin_at_home_or_here(ckptd, store, monkeypatch):
+    monkeypatch.setenv("HOME", os.path.dirname(store))
+    monkeypatch.chdir(os.path.dirname(store))
+    told = [ckptd("list", "--json", path)[1] for path in (str(store), "~/store", "store", "./store/../store")]
+    assert told[1:] == told[:1] * 3
+    assert json.loads(told[0])["jobs"][0]["store"] == str(store)
+
+
 def test_list_json_of_a_job(ckptd, store):
     code, out, _ = ckptd("list", "--json", str(store / "job"))
     assert code == 0

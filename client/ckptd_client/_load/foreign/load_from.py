@@ -12,13 +12,14 @@ from ckptd.shared.base.errors import IntegrityError, MismatchError, RestoreError
 from ckptd.shared.base.ids import parse_dirname, parse_partial_dirname
 from ckptd.shared.base.wording import shown
 from ckptd.shared.files.integrity_key import chosen
+from ckptd.shared.files.paths import is_url
 from ckptd.shared.files.refused import REFUSALS, why_refused
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Leaf, Leaves, Path, is_path_text
 from ckptd.shared.format.manifest import LATEST
 from ckptd.shared.format.root_names import has_records
-from ckptd.shared.stores.kinds import absolute, is_url, open_files, real
+from ckptd.shared.stores.kinds import absolute, open_files, real
 from ckptd_client._daemon.link import Link
 from ckptd_client._load.fit import fit
 from ckptd_client._load.foreign.contents import Foreign

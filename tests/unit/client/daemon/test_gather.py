@@ -82,7 +82,7 @@ def test_ranks_agree_on_where_they_run_or_fail_together(group, daemons, nobody, 
         "disagree": [{"arena": left, "redundancy": "xor"}, {"arena": right, "redundancy": "double"}],
         "twins": both(left, twin),
         "no-daemon": both(left, nobody, connect_timeout_s=2.0),
-        "bad-store": [{"arena": left}, {"arena": right, "store": "relative"}],
+        "bad-store": [{"arena": left}, {"arena": right, "store": "~nobody-here"}],
         "bad-timeout": [{"arena": left, "save_timeout_s": -1}, {"arena": right}],
         "afterwards": both(left, right),
     }
@@ -107,7 +107,7 @@ def test_ranks_agree_on_where_they_run_or_fail_together(group, daemons, nobody, 
         ("disagree", "UsageError", "rank 0 connects with redundancy='xor', set_size=None, rank 1 with"),
         ("twins", "ConfigError", "two daemons call themselves node 'left'"),
         ("no-daemon", "ConnectError", f"no daemon listens at {nobody}"),
-        ("bad-store", "ConfigError", "store 'relative' is not an absolute path"),
+        ("bad-store", "ConfigError", "no home directory ~nobody-here"),
         ("bad-timeout", "ConfigError", "save_timeout_s=-1"),
     ):
         assert one[name][0] == other[name][0] == kind
