@@ -32,11 +32,12 @@ SAVE = SaveId(1, 1, 10, RUN)
 
 
 def image_of(
-    state: State, save: SaveId, *, rank: int = 0, world_size: int = 1, integrity: Integrity = XXH3, **options: Any
-) -> tuple[bytes, FileRecord, bytes]:
+    state: State, save: SaveId, *, rank: int = 0, world_size: int = 1, integrity: Integrity = XXH3,
+    metadata: State | None = None, **options: Any,
+) -> tuple[bytes, FileRecord, bytes]:  # fmt: skip
     """What a rank leaves in its slot: image, its record, and the encoded objects (of rank 0). options: make_plan's."""
     plan = make_plan(state, rank=rank, world_size=world_size, integrity=integrity, **options)
-    values = gather(plan, state, StockLeaves() if rank == 0 else None)
+    values = gather(plan, state, StockLeaves() if rank == 0 else None, None, (metadata or {}) if rank == 0 else {})
     memory = torch.zeros(align_up(plan.nbytes), dtype=torch.uint8)
     if values.tensors:
         with torch.no_grad():
@@ -103,14 +104,14 @@ def put_vote(
 
 def write_checkpoint(
     store: Path | str, states: list[State], *, job: str = "demo", save: SaveId = SAVE, writer: str = "test",
-    integrity: Integrity = XXH3, dual: bool = True,
+    integrity: Integrity = XXH3, dual: bool = True, metadata: State | None = None,
 ) -> Path:  # fmt: skip
     """A committed checkpoint of one state per rank, each on a node of its own. Returns its directory."""
     os.makedirs(store, exist_ok=True)
     place = Place(JobKey(str(store), job), save)
     for rank, state in enumerate(states):
         image, record, objects = image_of(
-            state, save, rank=rank, world_size=len(states), integrity=integrity, dual=dual
+            state, save, rank=rank, world_size=len(states), integrity=integrity, dual=dual, metadata=metadata
         )
         put_image(place, record, image)
         found = decode_objects(objects, where="objects") if objects else None

@@ -36,6 +36,7 @@ from ckptd.shared.format.manifest import (
 from ckptd.shared.format.packed_layout import Known, parted
 from ckptd.shared.format.replica_attestations import compared, doubt
 from ckptd.shared.format.root_names import has_records, is_manifest
+from ckptd.shared.format.save_metadata import metadata_in
 from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals, is_page
 from ckptd.shared.format.stored_files import StoredFile, StoredFiles, read_exactly, read_some
@@ -220,10 +221,11 @@ def _check_sums(opened: Opened, report: Report) -> None:
     manifest, records = opened.manifest, opened.records
     if manifest is None or opened.committed is None or len(records) != manifest.world_size:
         return
-    said = manifest.files, manifest.nbytes, manifest.replicas
+    said = manifest.files, manifest.nbytes, manifest.replicas, manifest.metadata
     found = (
         sum(len(record.extents()) for record in records), sum(record.nbytes for record in records),
         compared({record.rank: record.attestations for record in records}),
+        metadata_in(records[0].leaves),
     )  # fmt: skip
     if said != found:
         report.problem(

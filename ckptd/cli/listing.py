@@ -9,12 +9,14 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from ckptd.checkpoint.ranking import Condition, Order, check_key, condition_of, order_of, ordered
 from ckptd.cli import common
 from ckptd.cli.view.parts import error_text, plain_table
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.replica_attestations import Compared, doubt
+from ckptd.shared.format.save_metadata import Scalar
 from ckptd.shared.stores.kinds import absolute
 from ckptd.store.facts import CommittedEntry, PartialEntry
 from ckptd.store.interface import Standing, Store
@@ -24,6 +26,8 @@ from ckptd.system import human
 
 SCHEMA = 1
 _NARROW_COLUMNS = 100
+_KEYS, _NARROW_KEYS = 6, 2  # columns for metadata
+_VALUE_CHARS = 12
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +47,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     without_metadata: str  # not empty: why torch.distributed.checkpoint alone does not read it
     run: str  # id of the run that saved it
     path: str
+    metadata: dict[str, Scalar]  # what the training said of the save; null: a number that is not finite
 
 
 class PartialRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,23 +73,49 @@ class JobListing(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]
 
 
-@click.command(epilog=common.example("ckptd list /scratch/$USER/ckpt", "ckptd list --json /scratch/$USER/ckpt/llama"))
-@click.argument("path")
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int = SCHEMA
+    jobs: list[JobListing]
+
+
+@click.command(
+    epilog=common.example("ckptd list /scratch/$USER/ckpt", "ckptd list --sort loss /scratch/$USER/ckpt/llama")
+)
+@click.argument("path", type=click.Path())
+@click.option("--sort", metavar="KEY[:max]", help="By metadata of the saves, the smallest first, or the largest.")
+@click.option("--where", multiple=True, metavar="KEY<VALUE", help="Only those, such as 'loss<1.5'. Repeatable.")
 @common.json_option
 @common.integrity_options
-def command(path: str, as_json: bool, integrity: Integrity) -> int:
-    """List the checkpoints in PATH, a store or one job's directory in it.
+def command(path: str, sort: str | None, where: tuple[str, ...], as_json: bool, integrity: Integrity) -> int:
+    """List the checkpoints in PATH, a store or one job's directory in it, with the metadata of their saves.
 
     Exit code 1 if something there is damaged. Digests are not read: that is ckptd verify.
     """
+    conditions = [condition_of(text) for text in where]
     jobs = [_listing(key, integrity) for key in jobs_at(absolute(path))]
+    jobs = _chosen(jobs, conditions, order_of(sort) if sort is not None else None)
     if as_json:
-        common.print_json({"schema": SCHEMA, "jobs": jobs})
+        common.print_json(Output(jobs=jobs))
     else:
         narrow = common.console().width < _NARROW_COLUMNS
         for job in jobs:
             common.show(_view(job, narrow=narrow))
     return int(any(job.problems for job in jobs))
+
+
+def _chosen(jobs: list[JobListing], conditions: list[Condition], order: Order | None) -> list[JobListing]:
+    """With the checkpoints that are asked for, in the order that is asked for. Raises UsageError."""
+    rows = [row.metadata for job in jobs for row in job.checkpoints]
+    for key in [*(one.key for one in conditions), *([order.key] if order else [])]:
+        check_key(key, rows)
+    made = []
+    for job in jobs:
+        chosen = [row for row in job.checkpoints if all(one.matches(row.metadata) for one in conditions)]
+        chosen = ordered(chosen, lambda row: row.metadata, order) if order else chosen
+        made.append(msgspec.structs.replace(job, checkpoints=chosen))
+    return made
 
 
 def _listing(key: JobKey, integrity: Integrity = XXH3) -> JobListing:
@@ -117,6 +148,7 @@ def _row(store: Store, entry: CommittedEntry, standing: Standing) -> Row:
         latest=standing.latest, pinned=standing.pinned, unpublished=standing.unpublished,
         committed_at=standing.committed_at.isoformat(timespec="seconds"), run=committed.run,
         superseded=_takeover(standing.superseded), replicas=committed.replicas, without_metadata=committed.left_out,
+        metadata=committed.metadata,
     )  # fmt: skip
 
 
@@ -138,12 +170,28 @@ def _words(row: Row) -> list[tuple[str, bool]]:
     return [("latest", row.latest), ("pinned", row.pinned), ("unpublished", row.unpublished), late, doubted]
 
 
+def _keys(rows: list[Row], most: int) -> list[str]:
+    """Of the metadata those that get a column: so many, in the order in which trainings gave them."""
+    return list(dict.fromkeys(key for row in rows for key in row.metadata))[:most]
+
+
+def _shown(value: Scalar) -> str:
+    """A value of metadata in a table. --json has all of it."""
+    if isinstance(value, bool) or value is None:
+        return "not finite" if value is None else str(value).lower()
+    text = f"{value:.6g}" if isinstance(value, float) else human.printable(str(value))
+    return text if len(text) <= _VALUE_CHARS else f"{text[: _VALUE_CHARS - 1]}…"
+
+
 def _view(job: JobListing, *, narrow: bool) -> RenderableType:
     body: list[RenderableType] = [Text("no committed checkpoint", style="dim")]
     if job.checkpoints:
         table = plain_table(narrow=narrow)
         for name in ("step", "inc", "ranks", "size", "committed"):
             table.add_column(name, justify="right", no_wrap=True)
+        keys = _keys(job.checkpoints, _NARROW_KEYS if narrow else _KEYS)
+        for key in keys:
+            table.add_column(_shown(key), justify="right", no_wrap=True)
         table.add_column("")
         for row in job.checkpoints:
             when = datetime.fromisoformat(row.committed_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
@@ -154,6 +202,7 @@ def _view(job: JobListing, *, narrow: bool) -> RenderableType:
                 str(row.world_size),
                 human.size(row.nbytes),
                 when,
+                *(_shown(row.metadata[key]) if key in row.metadata else "" for key in keys),
                 Text(", ".join(words), "green"),
             )
         body = [table]

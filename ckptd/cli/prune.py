@@ -1,8 +1,11 @@
 """``ckptd prune``: retention, without a daemon."""
 
+from typing import NamedTuple
+
 import click
 import msgspec
 
+from ckptd.checkpoint.ranking import Order, best, check_key, order_of
 from ckptd.cli import common
 from ckptd.core.coordinator.retention import superfluous
 from ckptd.shared.base.errors import CkptdError
@@ -16,6 +19,7 @@ from ckptd.system import human
 from ckptd.system.config import load_config
 
 SCHEMA = 1
+_STAYS = "a trainer's directory has links to it, or it was pinned"
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,16 +32,32 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-@click.command(epilog=common.example("ckptd prune --dry-run /scratch/$USER/ckpt", "ckptd prune --keep-last 2 PATH"))
-@click.argument("path")
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int = SCHEMA
+    ok: bool
+    checkpoints: list[Pruned]
+    problems: list[str]
+
+
+@click.command(
+    epilog=common.example("ckptd prune --dry-run /scratch/$USER/ckpt", "ckptd prune /scratch/ckpt --keep-best loss 3")
+)
+@click.argument("path", type=click.Path())
 @click.option("--keep-last", metavar="N", help="Of each job keep the newest N.  [CKPTD_KEEP_LAST; 3]")
 @click.option("--keep-every", metavar="STEPS", help="And those of steps that are multiples.  [CKPTD_KEEP_EVERY; none]")
+@click.option(
+    "--keep-best", "keep_best", type=(str, click.IntRange(1)), multiple=True, metavar="KEY[:max] N",
+    help="And the N with the smallest KEY in their metadata, or the largest. Repeatable.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @common.json_option
 @common.integrity_options
 def command(  # noqa: PLR0913, PLR0917 - a flag each
-    path: str, keep_last: str | None, keep_every: str | None, dry_run: bool, as_json: bool, integrity: Integrity
-) -> int:
+    path: str, keep_last: str | None, keep_every: str | None, keep_best: tuple[tuple[str, int], ...],
+    dry_run: bool, as_json: bool, integrity: Integrity,
+) -> int:  # fmt: skip
     """Remove what retention does not keep in PATH, a store or one job's directory in it.
 
     A job's newest checkpoint stays in any case, and so does what was pinned (ckptd pin). What an interrupted removal
@@ -47,49 +67,67 @@ def command(  # noqa: PLR0913, PLR0917 - a flag each
     Exit code 1 if something could not be looked at or removed.
     """
     settings, _ = load_config({"keep_last": keep_last, "keep_every": keep_every})
+    kept = _Kept(settings.keep_last, settings.keep_every, [(order_of(text), count) for text, count in keep_best])
     found: list[Pruned] = []
     problems: list[str] = []
     with common.store_errors():
-        for key in jobs_at(absolute(path)):
-            store = open_store(key.store, integrity)
-            pruned, left = _prune(store, key.job, settings.keep_last, settings.keep_every, dry_run=dry_run)
-            found += pruned
-            problems += left
+        jobs = [_Job(open_store(key.store, integrity), key.job) for key in jobs_at(absolute(path))]
+        gone = [(job, job.superfluous(kept)) for job in jobs]  # of all jobs, before anything is removed
+        for job, saves in gone:
+            found += [job.pruned(save, dry_run=dry_run) for save in saves]
+            problems += job.there.problems + ([] if dry_run else job.swept())
     ok = all(one.removed or dry_run for one in found) and not problems
     if as_json:
-        common.print_json({"schema": SCHEMA, "ok": ok, "checkpoints": found, "problems": problems})
+        common.print_json(Output(ok=ok, checkpoints=found, problems=problems))
     else:
         _tell(found, problems, dry_run=dry_run)
     return int(not ok)
 
 
-def _prune(store: Store, job: str, keep_last: int, keep_every: int, *, dry_run: bool) -> tuple[list[Pruned], list[str]]:
-    """What of one job retention does not keep, and problems."""
-    there = store.scan(job)
-    try:
-        kept = pinned(store.files(job))
-    except OSError as error:
-        raise CkptdError(str(error), hint="without the pins nothing is removed") from None
-    sizes = {entry.committed.save: entry.committed.nbytes for entry in there.committed}
-    stay = {save for save in sizes if save.dirname in kept}
-    gone = superfluous(sizes, keep_last=keep_last, keep_every=keep_every, pinned=stay)
-    found: list[Pruned] = []
-    for save in gone:
-        why = "" if dry_run else _removed(store, job, save)
-        done = not dry_run and not why
-        found.append(Pruned(step=save.step, path=store.where(job, save), nbytes=sizes[save], removed=done, why=why))
-    if dry_run:
-        return found, there.problems
-    left = [f"{location} could not be removed" for location in store.sweep(job, all_of_it=False)]
-    return found, [*there.problems, *left]
+class _Kept(NamedTuple):
+    """What stays of a job."""
+
+    last: int
+    every: int
+    best: list[tuple[Order, int]]
 
 
-def _removed(store: Store, job: str, save: SaveId) -> str:
-    """Empty, or why it is still there."""
-    try:
-        return "" if store.remove(job, save) else "a trainer's directory has links to it, or it was pinned"
-    except (CkptdError, OSError) as error:
-        return str(error)
+class _Job:
+    """A job's checkpoints on its store."""
+
+    def __init__(self, store: Store, job: str) -> None:
+        self._store, self._job = store, job
+        self.there = store.scan(job)
+        self._of = {entry.committed.save: entry.committed for entry in self.there.committed}
+
+    def superfluous(self, kept: _Kept) -> list[SaveId]:
+        """Those that nothing keeps. Raises UsageError for a key that none of them has: a misspelt one keeps nothing."""
+        try:
+            pins = pinned(self._store.files(self._job))
+        except OSError as error:
+            raise CkptdError(str(error), hint="without the pins nothing is removed") from None
+        stay = {save for save in self._of if save.dirname in pins}
+        for order, count in kept.best if self._of else ():
+            check_key(order.key, [one.metadata for one in self._of.values()], f"of job {self._job}")
+            stay.update(best(sorted(self._of, reverse=True), lambda save: self._of[save].metadata, order, count))
+        return superfluous(self._of, keep_last=kept.last, keep_every=kept.every, pinned=stay)
+
+    def pruned(self, save: SaveId, *, dry_run: bool) -> Pruned:
+        """Removes it, unless that is only tried."""
+        why = "" if dry_run else self._removed(save)
+        path, nbytes = self._store.where(self._job, save), self._of[save].nbytes
+        return Pruned(step=save.step, path=path, nbytes=nbytes, removed=not dry_run and not why, why=why)
+
+    def swept(self) -> list[str]:
+        """What is left of removals that were interrupted."""
+        return [f"{left} could not be removed" for left in self._store.sweep(self._job, all_of_it=False)]
+
+    def _removed(self, save: SaveId) -> str:
+        """Empty, or why it is still there."""
+        try:
+            return "" if self._store.remove(self._job, save) else _STAYS
+        except (CkptdError, OSError) as error:
+            return str(error)
 
 
 def _tell(found: list[Pruned], problems: list[str], *, dry_run: bool) -> None:

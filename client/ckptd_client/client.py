@@ -1,7 +1,4 @@
-"""The client: connect, save, load, wait. One per rank; its methods may be called from any thread, one at a time.
-
-In a forked child, such as a DataLoader's worker, what needs the daemon raises UsageError, and close does nothing.
-"""
+"""The client: connect, save, load, wait. One per rank."""
 
 import contextlib
 import logging
@@ -12,6 +9,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from ckptd.shared.base.errors import CkptdError, ConnectError, RestoreError, SaveFailedError, WaitTimeoutError
+from ckptd.shared.format.save_metadata import checked_metadata
 from ckptd.shared.protocol.messages import AskDrain, Milestone, Reply, Request
 from ckptd_client._daemon import settings as _settings
 from ckptd_client._daemon.link import Link
@@ -164,7 +162,10 @@ class Client(Preemptible):
         with self._settled():
             self._saving.preparing.make_ready(state)
 
-    def save(self, state: dict[str, Any], step: int | None = None, *, drain: bool = False) -> SaveHandle:
+    def save(
+        self, state: dict[str, Any], step: int | None = None, *, drain: bool = False,
+        metadata: dict[str, int | float | str | bool] | None = None,
+    ) -> SaveHandle:  # fmt: skip
         """Stages the state, and returns as soon as training may go on. Collective: every rank calls it.
 
         Blocks for the copy and at most `save_timeout_s`. The state may be changed freely afterwards. Operational faults
@@ -174,6 +175,7 @@ class Client(Preemptible):
             state: Dict of tensors, containers, objects with `state_dict` and `load_state_dict`, and plain values.
             step: Number of the step, the same on all ranks. Default: one above the last.
             drain: True makes this save durable whatever `drain_every` says.
+            metadata: Rank 0's is shown by `ckptd list`: at most 64 values such as `{"loss": 1.23}`, and 4 KiB.
 
         Returns:
             The handle of this save on this rank.
@@ -181,7 +183,7 @@ class Client(Preemptible):
         Raises:
             UsageError: A misuse: a value that cannot be saved, with its key path, or a step that was saved before.
         """
-        return handle_of(self._saving.save(state, step, drain=drain))
+        return handle_of(self._saving.save(state, step, drain=drain, metadata=checked_metadata(metadata)))
 
     @contextlib.contextmanager
     def _settled(self) -> Iterator[None]:

@@ -2,8 +2,9 @@
 
     PYTHONPATH=.:client python -m tests.golden.make tests/golden/files
 
-Three of them: one rank with everything a state can hold; one rank with every dtype; two ranks sharded by FSDP2. Their
-values are made by arithmetic, not by a generator, so that every release of torch makes the same.
+Four of them: one rank with everything a state can hold; one rank with every dtype; two ranks sharded by FSDP2; one
+rank that said something of its save. Their values are made by arithmetic, not by a generator, so that every release of
+torch makes the same.
 """
 
 import contextlib
@@ -31,8 +32,10 @@ from tests.checkpoints import image_of, put_image, put_vote
 from tests.runs import RUN
 
 SAVES = {"plain": SaveId(1, 1, 10, RUN), "dtypes": SaveId(1, 2, 20, RUN), "fsdp2": SaveId(1, 3, 30, RUN)}
+SAVES["said"] = SaveId(1, 4, 40, RUN)
+SAID = {"loss": 0.5, "epoch": 3, "best": True, "run": "é", "grad_norm": None}
 PACKED = getattr(torch, "float4_e2m1fn_x2", None)
-RANKS = {"plain": 1, "dtypes": 1, "fsdp2": 2}
+RANKS = {"plain": 1, "dtypes": 1, "fsdp2": 2, "said": 1}
 
 
 def filled(*shape, dtype=torch.float32):
@@ -102,13 +105,14 @@ def state_of(name, rank):
         with sharded(rank) as state:
             yield state
     else:
-        yield {"plain": plain, "dtypes": dtypes}[name]()
+        yield {"plain": plain, "dtypes": dtypes, "said": lambda: {"weight": filled(2, 3)}}[name]()
 
 
 def made(name, rank):
     """What a rank leaves in its slot."""
     with state_of(name, rank) as state:
-        return image_of(state, SAVES[name], rank=rank, world_size=RANKS[name])
+        said = SAID if name == "said" else None
+        return image_of(state, SAVES[name], rank=rank, world_size=RANKS[name], metadata=said)
 
 
 def make(name, store):

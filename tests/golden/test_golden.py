@@ -15,6 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from ckptd.checkpoint.verify import verify_path
+from ckptd.shared.format.committed_record import decode_committed
 from ckptd.shared.format.dtypes import DTYPES
 from ckptd.shared.format.manifest import STOCK_OBJECTS, decode_manifest
 from ckptd_client._load.rounds import read_checkpoint
@@ -70,6 +71,14 @@ def test_our_reader(name):
     known(name)
     state = {"plain": make.plain, "dtypes": make.dtypes}[name]()
     assert not difference(load(name, blank(state)), state)
+
+
+def test_what_was_said_of_a_save():
+    path = manifest_in(directory("said"))
+    manifest = decode_manifest(path.read_bytes(), where="golden")
+    committed = decode_committed((directory("said") / "COMMITTED").read_bytes(), where="golden")
+    assert manifest.metadata == committed.metadata == make.SAID
+    assert not difference(load("said", {"weight": torch.zeros(2, 3)}), {"weight": make.filled(2, 3)})
 
 
 def whole_of(name):

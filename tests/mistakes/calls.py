@@ -48,6 +48,16 @@ client = connect("first")
         hint=r"client.close\(\) first",
     ),
     Mistake(
+        name="metadata-is-a-tensor",
+        typed="""
+with connect("first") as client:
+    client.save(state, 1, metadata={"loss": model.weight.sum()})
+""",
+        cause=r"UsageError: metadata\['loss'\] is tensor\(.*\(Tensor\): it must be an int, float, str or bool",
+        place="train.py",
+        hint=r"hint: metadata=\{'loss': float\(value\)\}",
+    ),
+    Mistake(
         name="step-twice",
         typed="""
 with connect("first") as client:

@@ -306,6 +306,7 @@ def _facts(committed: Committed) -> dict[str, object]:
         "its digest": committed.manifest_digest,
         "replicas": str(committed.replicas),
         "what is left out": committed.left_out,
+        "metadata": committed.metadata,
     }
 
 

@@ -12,6 +12,7 @@ from ckptd.shared.format.integrity import XXH3, DigestKind, Integrity, KeyId, Pu
 from ckptd.shared.format.manifest import MAX_RECORD_NBYTES, LeftOut, Manifest
 from ckptd.shared.format.replica_attestations import Compared
 from ckptd.shared.format.root_names import manifest_name
+from ckptd.shared.format.save_metadata import SaveMetadata
 from ckptd.shared.format.sealed_record import VERSION, check_version, of_committed
 
 MAX_COMMITTED_NBYTES = 64 << 10
@@ -40,6 +41,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key_id: KeyId = ""
     replicas: Compared = Compared.NO_REPLICAS  # how much of what its ranks hold alike was compared when it was saved
     left_out: LeftOut = ""  # why plain dcp.load finds no `.metadata`, where it was meant to
+    metadata: SaveMetadata = {}  # what the training said of the save, such as its loss
     proof: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
 
     @property
@@ -68,7 +70,7 @@ def make_committed(manifest: Manifest, manifest_raw: bytes, integrity: Integrity
         manifest_nbytes=len(manifest_raw),
         manifest_digest=integrity.digest(manifest_raw, Purpose.MANIFEST_FILE).hex(),
         digest_kind=integrity.kind, key_id=integrity.key_id,
-        replicas=manifest.replicas, left_out=manifest.left_out,
+        replicas=manifest.replicas, left_out=manifest.left_out, metadata=manifest.metadata,
     )  # fmt: skip
     return msgspec.structs.replace(bare, proof=_proof(bare, integrity))
 

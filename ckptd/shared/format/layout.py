@@ -190,10 +190,11 @@ class Leaf(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Leaves(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank has beside its tensors: new at each save."""
+    """What a rank has beside its tensors: new at each save. metadata: of rank 0, as save_metadata has it."""
 
     version: int
     leaves: dict[str, Leaf]
+    metadata: dict[str, bool | int | float | str | None] = {}
 
 
 def contiguous_strides(sizes: Sequence[int]) -> list[int]:
@@ -217,8 +218,8 @@ _leaves_decoder = msgspec.msgpack.Decoder(Leaves)
 
 
 def encode_leaves(leaves: Leaves) -> bytes:
-    """Encoded form of a rank's leaves."""
-    return _encoder.encode(leaves)
+    """Encoded form of a rank's leaves. Without metadata, equal leaves of all ranks have equal bytes."""
+    return _encoder.encode(leaves if leaves.metadata else (leaves.version, leaves.leaves))
 
 
 def checked(layout: Layout, where: str) -> Layout:

@@ -36,6 +36,7 @@ from ckptd.shared.format.layout import Extent, Layout, are_parts, extents
 from ckptd.shared.format.packed_layout import Known, Parts, layout_in
 from ckptd.shared.format.replica_attestations import MAX_ATTESTATIONS, Attestation, Compared, compared, difference_of
 from ckptd.shared.format.runs import pairs, runs_of
+from ckptd.shared.format.save_metadata import SaveMetadata, metadata_in
 from ckptd.shared.format.sealed_record import VERSION, check_version, of_record, open_record, sealed
 from ckptd.shared.format.set_places import parity_place, vote_place
 
@@ -203,6 +204,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stock: list[StockFile] = []
     left_out: LeftOut = ""  # why stock readers have no `.metadata`, where they were meant to
     index: IndexFile | None = None  # of the records
+    metadata: SaveMetadata = {}  # what the training said of the save, such as its loss
     key_id: KeyId = ""  # of the key that all its digests are made with
 
     def place_of(self, ref: VoteRef) -> str:
@@ -433,6 +435,7 @@ def make_manifest(
         world_size=first.world_size, folders=folders, votes=_refs(votes, folders),
         files=sum(len(f.extents()) for f in files), nbytes=sum(f.nbytes for f in files),
         replicas=compared(attestations), stock=list(stock), key_id=integrity.key_id,
+        metadata=metadata_in(files[0].leaves),
     )  # fmt: skip
 
 

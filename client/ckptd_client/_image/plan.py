@@ -14,6 +14,7 @@ from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.layout import VERSION, Layout, Leaves, Planned, TensorEntry, encode_leaves
 from ckptd.shared.format.packed_layout import Spread, decode_layout, encode_layout
 from ckptd.shared.format.replica_attestations import NOT_COMPARED, Attestation
+from ckptd.shared.format.save_metadata import Scalar
 from ckptd_client._image.image import Box, Image, make_image, make_layout
 from ckptd_client._image.mesh_places import placements_of
 from ckptd_client._image.segment_plan import Plain, SegmentPlan
@@ -105,10 +106,13 @@ class Values:
     digests: Sequence[WholeDigest] = ()  # needed by the attestation; take them before the tensors change
 
 
-def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, sample: Sample | None = None) -> Values | None:
+def gather(
+    plan: Plan, state: Any, stock: StockLeaves | None = None, sample: Sample | None = None,
+    metadata: dict[str, Scalar] = {},  # noqa: B006 - never changed
+) -> Values | None:  # fmt: skip
     """The state's values if it still has the plan's structure, else None. The hot path: no names, no copies.
 
-    look: the bytes of replicated tensors to compare; None: no attestation.
+    sample: the bytes of replicated tensors to compare; None: no attestation. metadata: of the save, on rank 0.
     """
     values = collect(state, plan.structure)
     if values is None or not _fits(plan, values):
@@ -125,7 +129,7 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, sample: Sam
         tensors=[*_stored(plan, values), *pieces],
         counted=[values[i] for i in plan.of_boxes],
         plain=Plain(
-            leaves=encode_leaves(Leaves(VERSION, leaves)),
+            leaves=encode_leaves(Leaves(VERSION, leaves, metadata)),
             objects=stock.encode(leaves) if stock is not None else b"",
             attest=_attestation(plan, values, sample, digests),
         ),

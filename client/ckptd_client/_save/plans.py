@@ -3,6 +3,7 @@
 from typing import Any
 
 from ckptd.shared.base.errors import UsageError
+from ckptd.shared.format.save_metadata import Scalar
 from ckptd_client._daemon.link import Link
 from ckptd_client._image.plan import Plan, Values, gather, make_plan
 from ckptd_client._image.stock_objects import StockLeaves
@@ -23,21 +24,23 @@ class Plans:
         self.stock = StockLeaves() if dual and link.group.rank == 0 else None
 
     def gather(
-        self, state: dict[str, Any], sample: Sample | None = None, *, balanced: bool = True
-    ) -> tuple[Plan, Values]:
+        self, state: dict[str, Any], sample: Sample | None = None, metadata: dict[str, Scalar] | None = None, *,
+        balanced: bool = True,
+    ) -> tuple[Plan, Values]:  # fmt: skip
         """The state's plan, a new one if its structure changed, and its current values.
 
         balanced: replicas save slices of replicated tensors, if the job has that setting. Raises UsageError for a state
         that cannot be saved.
         """
         balanced = balanced and self._link.balance
+        said = metadata or {}
         for plan in [plan for plan in self._plans if plan.balanced is balanced]:
-            values = gather(plan, state, self.stock, sample)
+            values = gather(plan, state, self.stock, sample, said)
             if values is not None:
                 break
         else:
             plan = self._made(state, balanced=balanced)
-            values = gather(plan, state, self.stock, sample)
+            values = gather(plan, state, self.stock, sample, said)
         self._plans = [plan, *(other for other in self._plans if other is not plan)][:_KEPT]
         if values is None:
             raise UsageError("the state changes while it is read", hint="save from the thread that trains")

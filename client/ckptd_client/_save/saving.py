@@ -4,10 +4,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from ckptd.shared.base.errors import WaitTimeoutError
 from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.save_metadata import Scalar
 from ckptd.shared.protocol.messages import End
 from ckptd_client._image.plan import Plan, Values
 from ckptd_client._local.copy_engines import check_not_capturing
@@ -44,7 +46,7 @@ class Saving:
                 yield mine
                 return
 
-    def save(self, state: dict[str, Any], step: int | None, *, drain: bool) -> SaveRecord:
+    def save(self, state: dict[str, Any], step: int | None, *, drain: bool, metadata: dict[str, Scalar]) -> SaveRecord:
         """See Client.save."""
         began = time.perf_counter()
         staging = self._staging
@@ -54,7 +56,9 @@ class Saving:
             self.preparing.forget_steps()
             save = staging.numbers.next(step, state)
             check_not_capturing()  # after the count, so that all ranks count alike
-            handle = self._staged(state, save, began, drain=drain, deadline=deadline) if mine else self._refused(save)
+            said = metadata if staging.group.rank == 0 else {}
+            staged = partial(self._staged, state, save, said, began, drain=drain, deadline=deadline)
+            handle = staged() if mine else self._refused(save)
             handle.held_since = None
             handle.stall_s += time.perf_counter() - began
             self._count(handle)
@@ -66,11 +70,14 @@ class Saving:
         self._staging.note_failure(handle, error, deadline=None)
         return handle
 
-    def _staged(self, state: dict[str, Any], save: SaveId, began: float, *, drain: bool, deadline: float) -> SaveRecord:
+    def _staged(  # noqa: PLR0913 - what is saved, since when, until when
+        self, state: dict[str, Any], save: SaveId, metadata: dict[str, Scalar], began: float, *, drain: bool,
+        deadline: float,
+    ) -> SaveRecord:  # fmt: skip
         staging = self._staging
         plans, asked = staging.stats.plans, time.monotonic()
         sample = staging.link.sampling.next(save, drain=drain)
-        plan, values = staging.plans.gather(state, sample)
+        plan, values = staging.plans.gather(state, sample, metadata)
         if staging.stats.plans > plans:  # a plan is made once; the timeout does not cover it
             deadline += time.monotonic() - asked
         handle = staging.open(save, unsealed=False)

@@ -20,6 +20,7 @@ from ckptd.cli import stop as stop_verb
 from ckptd.peers.keys import read_keys
 from ckptd.shared.base.errors import BudgetError, ConnectError, DamagedError, UsageError, WaitTimeoutError
 from ckptd.shared.base.ids import JobKey, SaveId, file_name
+from ckptd.shared.format import layout as lay
 from ckptd.shared.format.digest import KIND, digest
 from ckptd.shared.format.manifest import FileRecord, Vote
 from ckptd.shared.format.sealed_record import VERSION
@@ -81,14 +82,14 @@ def store(tmp_path):
     return path
 
 
-def put(key: JobKey, save: SaveId) -> None:
+def put(key: JobKey, save: SaveId, leaves: bytes = b"") -> None:
     place = Place(key, save)
     os.mkdir(place.partial)
     image = b"image"
     with open(os.path.join(place.partial, file_name(0)), "wb") as file:
         file.write(image)
     record = FileRecord(
-        name=file_name(0), rank=0, nbytes=len(image), digests=digest(image), plan=b"", form=b"", own=b"", leaves=b""
+        name=file_name(0), rank=0, nbytes=len(image), digests=digest(image), plan=b"", form=b"", own=b"", leaves=leaves
     )
     vote = Vote(
         version=VERSION, digest_kind=KIND, store_id=STORE_ID, job=key.job, save=save, node="node",
@@ -488,6 +489,60 @@ def test_list_of_a_damaged_store(ckptd, store):
     assert "error:" in out
 
 
+LOSSES = {110: 2.5, 120: 0.5, 130: None, 140: 1.5}  # 150 has none
+
+
+@pytest.fixture
+def said(store):
+    """Steps with a loss, and a run's name of which a terminal shows nothing dangerous."""
+    key = JobKey(str(store), "job")
+    for counter, step in enumerate(range(110, 160, 10), 3):
+        told = {"loss": LOSSES[step], "epoch": step // 50, "run": "a\x1b[1m" * 9} if step in LOSSES else {}
+        put(key, SaveId(1, counter, step, RUN), lay.encode_leaves(lay.Leaves(lay.VERSION, {}, told)))
+        commit(FileLayer(), key, SaveId(1, counter, step, RUN), "test")
+    return store
+
+
+def listed(ckptd, *args):
+    code, out, _ = ckptd("list", "--json", *args)
+    return code, {row["step"]: row["metadata"] for row in json.loads(out)["jobs"][0]["checkpoints"]}
+
+
+def test_list_shows_what_trainings_said_of_their_saves(ckptd, said):
+    code, out, _ = ckptd("list", str(said))
+    assert code == 0
+    assert out.splitlines()[2].split()[:7] == ["step", "inc", "ranks", "size", "committed", "loss", "epoch"]
+    assert [line.split()[7:] for line in out.splitlines()[4:8]] == [
+        ["1.5", "2"], ["not", "finite", "2"], ["0.5", "2"], ["2.5", "2"],
+    ]  # fmt: skip
+    assert "\x1b" not in out
+    code, found = listed(ckptd, str(said))
+    assert found[120] == {"loss": 0.5, "epoch": 2, "run": "a\x1b[1m" * 9}
+    assert (found[130]["loss"], found[150]) == (None, {})
+
+
+def test_list_in_the_order_of_a_key_and_those_alone_that_match(ckptd, said):
+    assert list(listed(ckptd, "--sort", "loss", str(said))[1]) == [120, 140, 110, 150, 130, 100]
+    assert list(listed(ckptd, "--sort", "loss:max", str(said))[1]) == [110, 140, 120, 150, 130, 100]
+    assert list(listed(ckptd, "--where", "loss<2", str(said))[1]) == [140, 120]
+    assert list(listed(ckptd, "--where", "loss < 2", "--where", "loss!=0.5", str(said))[1]) == [140]
+
+
+@pytest.mark.parametrize(
+    ("args", "what", "hint"),
+    [
+        (("--sort", "los"), "no checkpoint here has metadata 'los'", "did you mean loss?"),
+        (("--where", "accuracy>1"), "no checkpoint here has metadata 'accuracy'", "there are epoch, loss, run"),
+        (("--where", "loss"), "--where 'loss' compares nothing", "loss<1.5"),
+    ],
+)
+def test_list_by_a_key_that_is_not_there(ckptd, said, args, what, hint):
+    code, out, err = ckptd("list", *args, str(said))
+    assert (code, out) == (2, "")
+    assert what in err
+    assert hint in err
+
+
 # --- retention without a daemon ---
 
 
@@ -527,6 +582,29 @@ def test_prune_keeps_what_it_is_asked_to_keep_and_what_is_pinned(ckptd, many):
     assert ckptd("prune", "--keep-last", "1", str(many / "job"))[0] == 0
     assert steps(many) == [150]
     assert [name for name in os.listdir(many / "job") if "trash" in name] == []
+
+
+def test_prune_keeps_the_best(ckptd, said):
+    args = ("prune", "--keep-last", "1", "--keep-best", "loss", "1", str(said))
+    assert ckptd(*args, "--dry-run")[0] == 0
+    assert steps(said) == [100, 110, 120, 130, 140, 150]
+    assert ckptd(*args, "--keep-best", "loss:max", "1")[0] == 0
+    assert steps(said) == [110, 120, 150], "the newest, the smallest and the largest"
+    assert ckptd(*args)[0] == 0
+    assert steps(said) == [120, 150]
+
+
+def test_prune_by_a_key_that_is_not_there_removes_nothing_of_any_job(ckptd, said):
+    key = JobKey(str(said), "another")
+    (said / "another").mkdir()
+    for counter, step in enumerate((1, 2), 1):
+        put(key, SaveId(1, counter, step, RUN))
+        commit(FileLayer(), key, SaveId(1, counter, step, RUN), "test")
+    code, _, err = ckptd("prune", "--keep-last", "1", "--keep-best", "loss", "1", str(said))
+    assert code == 2
+    assert "no checkpoint of job another has metadata 'loss'" in err
+    assert len(steps(said)) == 6
+    assert len(os.listdir(said / "another")) == 3
 
 
 def test_prune_takes_its_settings_from_where_the_daemon_does(ckptd, many, monkeypatch):
