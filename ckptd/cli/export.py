@@ -20,10 +20,11 @@ from ckptd.system.units import parse_size
         "ckptd export /scratch/$USER/ckpt/llama-7b out --only model --strip model",
         "ckptd export --format torch --dtype BF16 STEP-DIRECTORY model.pt",
         "ckptd export ZERO-CHECKPOINT out --only model --strip model --dtype BF16",
+        "ckptd export /scratch/$USER/ckpt/llama-7b out --only model --average 5",
     )
 )
-@click.argument("source")
-@click.argument("out")
+@click.argument("source", type=click.Path())
+@click.argument("out", type=click.Path())
 @click.option(
     "--format",
     "form",
@@ -37,12 +38,19 @@ from ckptd.system.units import parse_size
 @click.option("--max-shard-size", default="5G", show_default=True, metavar="SIZE", help="Of a file in a directory.")
 @click.option("--only", multiple=True, metavar="PREFIX", help="Only names that begin so, such as model. Repeatable.")
 @click.option("--strip", default="", metavar="PREFIX", help="Take it off the names.")
-@click.option("--map", "map_path", metavar="FILE", help="JSON of new names by old ones. Others keep theirs.")
+@click.option(
+    "--map", "map_path", type=click.Path(), metavar="FILE", help="JSON of new names by old ones. Others keep theirs."
+)
 @click.option(
     "--dtype",
     type=click.Choice(TARGETS),
     help="Cast BF16, F16, F32 and F64, but for tensors of no dimensions, such as an optimizer's step. Needs numpy.",
 )
+@click.option(
+    "--average", type=click.IntRange(2), metavar="N",
+    help="The mean of the last N checkpoints of the job, in F32 (of F64 in F64). What is no floating-point tensor "
+    "is of the newest. Needs numpy.",
+)  # fmt: skip
 @click.option(
     "--nested",
     is_flag=True,
@@ -61,6 +69,7 @@ def command(  # noqa: PLR0913, PLR0917  # a flag each
     strip: str,
     map_path: str | None,
     dtype: str | None,
+    average: int | None,
     nested: bool,
     force: bool,
     as_json: bool,
@@ -77,7 +86,7 @@ def command(  # noqa: PLR0913, PLR0917  # a flag each
     choice = Choice(only=only, strip=strip, renames=_renames(map_path), dtype=dtype)
     order = Order(
         source=source, out=out, format=form, max_shard_nbytes=_size(max_shard_size), choice=choice, nested=nested,
-        force=force, integrity=integrity,
+        average=average or 1, force=force, integrity=integrity,
     )  # fmt: skip
     with counting("exporting", quiet=as_json) as progress:
         summary = export(order, progress)
@@ -116,6 +125,8 @@ def _tell(summary: Summary) -> None:
         f"{human.printable(summary.out)}"
     )
     why = "of other ranks, or not chosen" if summary.format == "dcp" else "because no tensor"
+    if summary.averaged_steps:
+        click.echo(f"mean of steps {', '.join(map(str, summary.averaged_steps))}")
     left_out = [f"left behind, {why}: {human.counted(summary.leaves_left_out, 'value')}"]
     for note in (left_out if summary.leaves_left_out else []) + summary.notes:
         click.echo(f"{click.style('note:', dim=True)} {human.printable(note)}")

@@ -41,6 +41,37 @@ def cast(source: memoryview, dtype: str, into: memoryview, wanted: str) -> None:
             out[:] = np.frombuffer(source, dtype=_stored(dtype))
 
 
+class Sum:
+    """Elements of one floating dtype, added in F32; those of F64 in F64."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+        self._wide = "F64" if dtype == "F64" else "F32"
+        self._total: npt.NDArray[Any] | None = None
+        self._count = 0
+
+    def add(self, source: memoryview) -> None:
+        """Adds as many elements as in each call; source may be reused afterwards."""
+        import numpy as np  # noqa: PLC0415
+
+        plain = np.frombuffer(source, dtype=_stored(self._dtype)) if self._dtype != "BF16" else _bf16_as_f32(source)
+        if self._total is None:
+            self._total = plain.astype(_stored(self._wide))
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._total += plain
+        self._count += 1
+
+    def mean(self, into: memoryview, wanted: str) -> None:
+        """What was added, divided by how often, in the wanted dtype, rounded once. Ends the sum."""
+        import numpy as np  # noqa: PLC0415
+
+        assert self._total is not None  # noqa: S101 - something was added
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._total /= self._count
+        cast(self._total.data.cast("B"), self._wide, into, wanted)
+
+
 def _stored(dtype: str) -> str:
     """Numpy's name for the elements as they are stored; it has no bfloat16."""
     return {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8"}[dtype]

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from ckptd.checkpoint.export.average import Source
 from ckptd.checkpoint.export.names import Chosen
 from ckptd.checkpoint.export.plan import Box, FilePlan, Tensor, rows_of
-from ckptd.checkpoint.export.source import Source
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.format.layout import VERSION, Layout, Path, TensorEntry, box_nbytes
 from ckptd.shared.format.placement import Shape

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ckptd.checkpoint.export import casts
+from ckptd.checkpoint.export.average import Source
 from ckptd.checkpoint.export.plan import Tensor
-from ckptd.checkpoint.export.source import Source
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.format.dtypes import itemsize
 

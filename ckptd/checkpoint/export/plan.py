@@ -39,6 +39,7 @@ class Tensor(msgspec.Struct, frozen=True):
     dtype: str  # safetensors code
     shape: Shape
     boxes: tuple[Box, ...]
+    others: "tuple[Tensor, ...]" = ()  # of older checkpoints, alike but for their boxes: it is averaged with these
 
     @property
     def nbytes(self) -> int:
@@ -83,6 +84,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     start: int
     nbytes: int
     parts: tuple[Part, ...]
+    others: tuple[tuple[Part, ...], ...] = ()  # of the tensors that it is averaged with
 
 
 # -- tensors from layouts --
@@ -171,7 +173,8 @@ def rows_of(tensor: Tensor, first: int, last: int) -> Tensor:
         if begin < end:
             start = box.start + (begin - box.offsets[0]) * box_nbytes(tensor.dtype, box.sizes[1:])
             boxes.append(Box(box.file, start, (begin - first, *box.offsets[1:]), (end - begin, *box.sizes[1:])))
-    return Tensor(tensor.name, tensor.dtype, (last - first, *tensor.shape[1:]), tuple(boxes))
+    others = tuple(rows_of(other, first, last) for other in tensor.others)
+    return Tensor(tensor.name, tensor.dtype, (last - first, *tensor.shape[1:]), tuple(boxes), others)
 
 
 # -- pieces from tensors --
@@ -185,8 +188,11 @@ def batches(targets: Iterable[Target], piece_nbytes: int = PIECE_NBYTES) -> Iter
     """
     runs: dict[int, list[tuple[Box, Target]]] = {}
     across: list[Target] = []
+    averaged: list[Target] = []
     for target in targets:
-        if all(_is_run(box, target.tensor.shape) for box in target.tensor.boxes):
+        if target.tensor.others:
+            averaged.append(target)
+        elif all(_is_run(box, target.tensor.shape) for box in target.tensor.boxes):
             for box in target.tensor.boxes:
                 runs.setdefault(box.file, []).append((box, target))
         else:
@@ -196,6 +202,9 @@ def batches(targets: Iterable[Target], piece_nbytes: int = PIECE_NBYTES) -> Iter
     streams.append(itertools.chain.from_iterable(_slab_pieces(target, piece_nbytes) for target in across))
     for _, batch in itertools.groupby(heapq.merge(*streams, key=_block), key=_batch_key):
         yield list(batch)
+    averaged.sort(key=lambda target: min((box.file, box.start) for box in target.tensor.boxes))
+    for target in averaged:
+        yield from ([piece] for piece in _averaged_pieces(target, piece_nbytes))
 
 
 def _file_pieces(runs: list[tuple[Box, Target]], piece_nbytes: int) -> Iterator[Piece]:
@@ -231,6 +240,22 @@ def _run_pieces(box: Box, target: Target, piece_nbytes: int) -> Iterator[Piece]:
         part = Part(box.file, box.start + done * item, take * item, 0, take * item)
         yield Piece(target, (begin + done) * item, take * item, (part,))
         done += take
+
+
+def _averaged_pieces(target: Target, piece_nbytes: int) -> Iterator[Piece]:
+    """Slabs depend on the shape alone: those of all checkpoints are the same, whatever their boxes."""
+    tensors = (target.tensor, *target.tensor.others)
+    slabs = [_slab_pieces(msgspec.structs.replace(target, tensor=_with_dims(one)), piece_nbytes) for one in tensors]
+    for piece, *others in zip(*slabs, strict=True):
+        yield msgspec.structs.replace(piece, target=target, others=tuple(one.parts for one in others))
+
+
+def _with_dims(tensor: Tensor) -> Tensor:
+    """A single element as a row of one: a slab has a dimension."""
+    if tensor.shape:
+        return tensor
+    boxes = tuple(Box(box.file, box.start, (0,), (1,)) for box in tensor.boxes)
+    return msgspec.structs.replace(tensor, shape=(1,), boxes=boxes)
 
 
 class _Slab(msgspec.Struct, frozen=True):

@@ -10,12 +10,13 @@ from typing import Literal
 import msgspec
 
 from ckptd.checkpoint.export import casts, dcp_out, safetensors_out, torch_out
+from ckptd.checkpoint.export.average import Averaged, Source, load_last
 from ckptd.checkpoint.export.deepspeed.directory import find as find_deepspeed
 from ckptd.checkpoint.export.deepspeed.source import ZeroCheckpoint
 from ckptd.checkpoint.export.names import Choice, Chosen, choose, new_name, wanted
 from ckptd.checkpoint.export.plan import FilePlan, Tensor
 from ckptd.checkpoint.export.read import VerifiedReader
-from ckptd.checkpoint.export.source import Source, find, load
+from ckptd.checkpoint.export.source import find, load
 from ckptd.checkpoint.export.write import OutputFile, write_files
 from ckptd.shared.base.errors import CkptdError, IntegrityError, UsageError
 from ckptd.shared.files.paths import resolved
@@ -27,6 +28,7 @@ from ckptd.system.files import FileLayer, is_temp
 
 SCHEMA = 1
 _BLOCKS = 9  # of 16 MiB: eight files cut across, and one more; in all below 256 MiB
+_MOST_BLOCKS = 32  # for the mean of many checkpoints: 512 MiB
 
 Format = Literal["safetensors", "torch", "dcp"]
 _DIRECTORIES = ("safetensors", "dcp")
@@ -46,6 +48,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     format: Format = "safetensors"
     max_shard_nbytes: int = 5 << 30
     choice: Choice = Choice()
+    average: int = 1  # checkpoints, the newest and those before it, whose mean is written
     nested: bool = False  # torch: containers as they were saved
     force: bool = False  # replace an earlier export
     integrity: Integrity = XXH3  # how the source must be proved
@@ -64,6 +67,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int
     nbytes: int  # of the files
     leaves_left_out: int  # values that are no tensors
+    averaged_steps: list[int]  # of the checkpoints whose mean it is, the newest first; empty: of one checkpoint
     notes: list[str]  # what is to be known of the checkpoint, and what is wrong with others of the job
     seconds: float
 
@@ -75,10 +79,10 @@ def export(order: Order, report: Callable[[int, int], None] = lambda _done, _tot
     """
     began_s = time.monotonic()
     out = resolved(order.out)
-    if order.choice.dtype:
+    if order.choice.dtype or order.average > 1:
         casts.require_numpy()
     try:
-        source, notes = _open(order.source, order.integrity)
+        source, notes = _open(order)
         _check_out(order, out, source.path)
         chosen = choose(source, order.choice)
         leaves = _leaves(order, source)
@@ -89,17 +93,24 @@ def export(order: Order, report: Callable[[int, int], None] = lambda _done, _tot
     return Summary(
         schema=SCHEMA, source=source.path, step=source.step, incarnation=source.incarnation,
         format=order.format, out=out, files=files, tensors=len(chosen), nbytes=sum(plan.nbytes for plan in plans),
-        leaves_left_out=source.leaves - len(leaves), notes=notes, seconds=time.monotonic() - began_s,
+        leaves_left_out=source.leaves - len(leaves),
+        averaged_steps=source.steps if isinstance(source, Averaged) else [], notes=notes,
+        seconds=time.monotonic() - began_s,
     )  # fmt: skip
 
 
-def _open(path: str, integrity: Integrity) -> tuple[Source, list[str]]:
+def _open(order: Order) -> tuple[Source, list[str]]:
     """The checkpoint; what is to be known of it, and what is wrong with others of its job."""
+    path, integrity = order.source, order.integrity
     zero = find_deepspeed(path)
     if zero is not None:
+        if order.average > 1:
+            raise UsageError(f"{path} is a ZeRO checkpoint, and only ckptd's are averaged", hint="without --average")
         if integrity.keyed:
             raise IntegrityError(f"{path} is a ZeRO checkpoint, which proves nothing", hint="--integrity xxh3")
         return ZeroCheckpoint(zero), []
+    if order.average > 1:
+        return load_last(path, order.average, integrity)
     found, notes = find(path, integrity)
     checkpoint = load(found, integrity)
     doubted = [f"step {checkpoint.step}: {checkpoint.doubted}"] if checkpoint.doubted else []
@@ -160,7 +171,7 @@ def _write(
         _check_space(fs, directory, sum(plan.nbytes for plan in plans))
         for output in outputs:
             output.open()
-        with VerifiedReader(source.files, _BLOCKS) as reader:
+        with VerifiedReader(source.files, min(_MOST_BLOCKS, _BLOCKS + 2 * (order.average - 1))) as reader:
             write_files(plans, outputs, reader, lambda done: report(done, total))
             reader.check_crcs()
         for output in outputs:

@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import msgspec
 
-from ckptd.checkpoint.export.deepspeed.source import ZeroCheckpoint
 from ckptd.checkpoint.export.plan import Tensor, whole_tensors
 from ckptd.checkpoint.export.read import SourceFile
 from ckptd.checkpoint.whereabouts import where_checkpoints_are
@@ -93,9 +92,6 @@ class Checkpoint(msgspec.Struct, frozen=True):
         if objects is None:
             return {}
         return {name: objects.data[at : at + nbytes] for name, (at, nbytes) in objects.index.items()}
-
-
-Source = Checkpoint | ZeroCheckpoint  # what can be exported, opened
 
 
 def find(path: str, integrity: Integrity = XXH3) -> tuple[str, list[str]]:

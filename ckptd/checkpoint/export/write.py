@@ -141,6 +141,11 @@ def _copy(piece: Piece, turn: int, reader: VerifiedReader, output: OutputFile, s
     item, out_item = itemsize(target.tensor.dtype), itemsize(target.dtype)
     offset, out_nbytes = target.start + piece.start // item * out_item, piece.nbytes // item * out_item
     same = target.dtype == target.tensor.dtype
+    if piece.others:
+        with scratch.cast(offset % PAGE, out_nbytes) as result:
+            _average(piece, reader, scratch, result)
+            output.write(result, offset)
+        return out_nbytes
     if same and _lies_as(piece, offset):
         for view in reader.read(piece.parts[0].file, piece.parts[0].start, piece.nbytes):
             output.write(view, offset)
@@ -158,6 +163,17 @@ def _copy(piece: Piece, turn: int, reader: VerifiedReader, output: OutputFile, s
                 casts.cast(source, target.tensor.dtype, result, target.dtype)
                 output.write(result, offset)
     return out_nbytes
+
+
+def _average(piece: Piece, reader: VerifiedReader, scratch: _Scratch, into: memoryview) -> None:
+    """The mean of the piece in all checkpoints, the oldest added first, in the target's dtype."""
+    total = casts.Sum(piece.target.tensor.dtype)
+    for parts in (*reversed(piece.others), piece.parts):
+        with scratch.source(0, piece.nbytes) as source:
+            for part in parts:
+                _place(part, reader, source)
+            total.add(source)
+    total.mean(into, piece.target.dtype)
 
 
 def _lies_as(piece: Piece, offset: int) -> bool:
