@@ -3,6 +3,7 @@
 import os
 
 import click
+import msgspec
 
 from ckptd import __version__
 from ckptd.checkpoint.finish import Finished, finish, finish_again
@@ -16,8 +17,16 @@ from ckptd.system import human
 SCHEMA = 1
 
 
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int = SCHEMA
+    ok: bool
+    saves: list[Finished]
+
+
 @click.command(epilog=common.example("ckptd commit /scratch/$USER/ckpt/llama-7b"))
-@click.argument("path")
+@click.argument("path", type=click.Path())
 @common.json_option
 @common.integrity_options
 def command(path: str, as_json: bool, integrity: Integrity) -> int:
@@ -39,7 +48,7 @@ def command(path: str, as_json: bool, integrity: Integrity) -> int:
         saves = [save for key in jobs for save in finish(key, writer, only, integrity)]
     ok = all(save.committed or save.superseded for save in saves)
     if as_json:
-        common.print_json({"schema": SCHEMA, "ok": ok, "saves": saves})
+        common.print_json(Output(ok=ok, saves=saves))
     else:
         _tell(saves)
     return int(not ok)

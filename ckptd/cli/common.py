@@ -15,7 +15,9 @@ from ckptd.shared.files.integrity_key import chosen
 from ckptd.system.config import SETTINGS, default_toml_path, load_config, parsed, read_toml
 from ckptd.system.units import parse_duration_s
 
-arena_option = click.option("--arena", metavar="DIR", help="The daemon's arena.  [CKPTD_ARENA; /dev/shm/ckptd-UID]")
+arena_option = click.option(
+    "--arena", type=click.Path(), metavar="DIR", help="The daemon's arena.  [CKPTD_ARENA; /dev/shm/ckptd-UID]"
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON with a schema number, for scripts.")
 timeout_option = click.option(
     "--timeout", "timeout_s", type=click.FloatRange(0.1), default=5.0, show_default=True, metavar="SECONDS",
@@ -28,7 +30,12 @@ _PIPED_COLUMNS = 80
 def integrity_options(verb: Callable[..., Any]) -> Callable[..., Any]:
     """--key and --integrity, which a verb gets as its argument integrity. What they say counts before all settings."""
 
-    @click.option("--key", metavar="FILE", help="Take only what this key proves.  [CKPTD_INTEGRITY_KEY_FILE; none]")
+    @click.option(
+        "--key",
+        type=click.Path(),
+        metavar="FILE",
+        help="Take only what this key proves.  [CKPTD_INTEGRITY_KEY_FILE; none]",
+    )
     @click.option(
         "--integrity", "kind", type=click.Choice(["xxh3", "keyed"]),
         help="xxh3: take what is not keyed, though there is a key.  [CKPTD_INTEGRITY; keyed if there is a key]",
@@ -77,8 +84,8 @@ def store_errors() -> Iterator[None]:
         raise CkptdError(text, hint="look at the store, and at who may write there") from error
 
 
-def print_json(value: Any, *, indent: int = 2) -> None:
-    """One JSON document. indent 0 keeps it on one line, for a stream of them."""
+def print_json(value: msgspec.Struct, *, indent: int = 2) -> None:
+    """One JSON document: docs/json.md has its fields. indent 0 keeps it on one line, for a stream of them."""
     raw = msgspec.json.encode(value)
     click.echo(msgspec.json.format(raw, indent=indent) if indent else raw)
 

@@ -1,6 +1,7 @@
 """``ckptd doctor``: is this machine fit for ckptd, and what to type where it is not."""
 
 import click
+import msgspec
 from rich.table import Table
 from rich.text import Text
 
@@ -14,9 +15,18 @@ SCHEMA = 1
 _STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.BAD: "bold red"}
 
 
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int = SCHEMA
+    findings: list[Finding]
+
+
 @click.command(epilog=common.example("ckptd doctor --store /scratch/$USER/ckpt"))
 @common.arena_option
-@click.option("--store", metavar="DIR", help="Directory on the parallel file system to try.  [CKPTD_STORE]")
+@click.option(
+    "--store", type=click.Path(), metavar="DIR", help="Directory on the parallel file system to try.  [CKPTD_STORE]"
+)
 @common.json_option
 def command(arena: str | None, store: str | None, as_json: bool) -> int:
     """Examine shared memory, limits, logind, the store, and ports and keys between nodes.
@@ -26,7 +36,7 @@ def command(arena: str | None, store: str | None, as_json: bool) -> int:
     config, _ = load_config({"arena": arena, "store": store})
     findings = [*examine(config.arena, config.store), *examine_peers(config)]
     if as_json:
-        common.print_json({"schema": SCHEMA, "findings": findings})
+        common.print_json(Output(findings=findings))
     else:
         common.show(_table(findings))
     return int(any(finding.verdict == Verdict.BAD for finding in findings))

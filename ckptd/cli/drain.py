@@ -45,6 +45,13 @@ class Outcome(msgspec.Struct, kw_only=True):
             self.step, self.incarnation, self.counter = of.step, of.incarnation, of.counter
 
 
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int = SCHEMA
+    jobs: list[Outcome]
+
+
 @click.command(epilog=common.example("ckptd drain --wait --timeout 10m", "ckptd drain --job llama-7b"))
 @common.arena_option
 @click.option("--job", metavar="NAME", help="This job only; without it, every job of the daemon.")
@@ -73,7 +80,7 @@ def command(  # noqa: PLR0913, PLR0917 - parameters that click passes
         if wait:
             _wait(daemon, outcomes, deadline_s, quiet=as_json, preempt=preempt)
     if as_json:
-        common.print_json({"schema": SCHEMA, "jobs": outcomes})
+        common.print_json(Output(jobs=outcomes))
     else:
         for outcome in outcomes:
             click.echo(_sentence(outcome))

@@ -4,6 +4,7 @@ import contextlib
 import os
 
 import click
+import msgspec
 
 from ckptd.arena.ask import Daemon, NoDaemonError
 from ckptd.cli import common
@@ -17,10 +18,20 @@ from ckptd.system import human
 SCHEMA = 1
 
 
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int = SCHEMA
+    job: str
+    store: str
+    slots: int
+    nbytes: int
+
+
 @click.command(epilog=common.example("ckptd forget llama-7b", "ckptd forget llama-7b --force"))
 @click.argument("job")
 @common.arena_option
-@click.option("--store", metavar="DIR", help="Which, where jobs of that name have several stores.")
+@click.option("--store", type=click.Path(), metavar="DIR", help="Which, where jobs of that name have several stores.")
 @click.option("--force", is_flag=True, help="Also when checkpoints that are not durable are lost.")
 @common.timeout_option
 @common.json_option
@@ -36,8 +47,7 @@ def command(  # noqa: PLR0913, PLR0917 - one for each flag
     except NoDaemonError:
         raise _without_daemon(where, job) from None
     if as_json:
-        found = {"job": chosen.job, "store": chosen.store, "slots": freed.slots, "nbytes": freed.nbytes}
-        common.print_json({"schema": SCHEMA, **found})
+        common.print_json(Output(job=chosen.job, store=chosen.store, slots=freed.slots, nbytes=freed.nbytes))
     else:
         click.echo(f"{chosen.job}: freed {human.size(freed.nbytes)} in {human.counted(freed.slots, 'slot')}")
     return 0

@@ -3,6 +3,7 @@
 import os
 
 import click
+import msgspec
 
 from ckptd.cli import common
 from ckptd.peers.keys import make_keys, write_keys
@@ -12,6 +13,15 @@ from ckptd.shared.files.paths import resolved
 SCHEMA = 1
 _DEFAULT = "~/.config/ckptd/key.toml"
 _DEFAULT_INTEGRITY = "~/.config/ckptd/integrity.toml"
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int = SCHEMA
+    file: str
+    public: str | msgspec.UnsetType = msgspec.UNSET  # of a key pair
+    key_id: str | msgspec.UnsetType = msgspec.UNSET  # of an integrity key
 
 
 @click.command(
@@ -32,19 +42,16 @@ def command(file: str | None, integrity: bool, as_json: bool) -> int:
     if file is None:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     if integrity:
-        said, name, value = "key id", "key_id", write_key(path).key_id
+        key = write_key(path)
+        told, said = Output(file=path, key_id=key.key_id), f"key id: {key.key_id}"
         use = f"CKPTD_INTEGRITY_KEY_FILE={path} for daemons and trainings, or integrity_key_file in config.toml"
     else:
         keys = make_keys()
         write_keys(path, keys)
-        said, name, value, use = (
-            "public key",
-            "public",
-            keys.public,
-            f"CKPTD_KEY_FILE={path}, or key_file in config.toml",
-        )
+        told, said = Output(file=path, public=keys.public), f"public key: {keys.public}"
+        use = f"CKPTD_KEY_FILE={path}, or key_file in config.toml"
     if as_json:
-        common.print_json({"schema": SCHEMA, "file": path, name: value})
+        common.print_json(told)
     else:
-        click.echo(f"wrote {path}\n{said}: {value}\nuse it: {use}")
+        click.echo(f"wrote {path}\n{said}\nuse it: {use}")
     return 0

@@ -3,6 +3,7 @@
 import os
 
 import click
+import msgspec
 
 from ckptd.checkpoint.whereabouts import where_checkpoints_are
 from ckptd.cli import common
@@ -15,13 +16,22 @@ from ckptd.store.opening import open_store
 SCHEMA = 1
 
 
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int = SCHEMA
+    path: str
+    pinned: bool
+    changed: bool
+
+
 @click.command(
     epilog=common.example(
         "ckptd pin /scratch/$USER/ckpt/llama-7b/latest",
         "ckptd pin --remove /scratch/$USER/ckpt/llama-7b/step-000000100.i0001",
     )
 )
-@click.argument("path")
+@click.argument("path", type=click.Path())
 @click.option("--remove", is_flag=True, help="Retention may have it again.")
 @common.json_option
 def command(path: str, remove: bool, as_json: bool) -> int:
@@ -32,7 +42,7 @@ def command(path: str, remove: bool, as_json: bool) -> int:
         store = open_store(key.store, XXH3)  # names alone are looked at
         changed = store.pin(key.job, dirname, pinned=not remove)
     if as_json:
-        common.print_json({"schema": SCHEMA, "path": where, "pinned": not remove, "changed": changed})
+        common.print_json(Output(path=where, pinned=not remove, changed=changed))
         return 0
     before = "" if changed else " already" if not remove else "; it was not pinned"
     click.echo(f"{where}: {'not pinned' if remove else 'pinned'}{before}")

@@ -3,6 +3,7 @@
 import os
 
 import click
+import msgspec
 
 from ckptd.cli import common
 from ckptd.cli.pin import named
@@ -16,15 +17,38 @@ from ckptd.system import human
 SCHEMA = 1
 
 
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int = SCHEMA
+    ok: bool
+    path: str
+    directory: str
+    pointer: str
+    files: list[str]
+
+
 @click.command(
     epilog=common.example(
         "ckptd publish /scratch/$USER/ckpt/llama/latest --to runs/global_step500",
         "ckptd publish CHECKPOINT --to runs/global_step500 --pointer runs/latest",
     )
 )
-@click.argument("path")
-@click.option("--to", "directory", required=True, metavar="DIRECTORY", help="What the files are to lie in: a new one.")
-@click.option("--pointer", metavar="FILE", help="A small file, such as DeepSpeed's latest, that is to name DIRECTORY.")
+@click.argument("path", type=click.Path())
+@click.option(
+    "--to",
+    "directory",
+    required=True,
+    type=click.Path(),
+    metavar="DIRECTORY",
+    help="What the files are to lie in: a new one.",
+)
+@click.option(
+    "--pointer",
+    type=click.Path(),
+    metavar="FILE",
+    help="A small file, such as DeepSpeed's latest, that is to name DIRECTORY.",
+)
 @common.json_option
 @common.integrity_options
 def command(path: str, directory: str, pointer: str | None, as_json: bool, integrity: Integrity) -> int:
@@ -45,8 +69,7 @@ def command(path: str, directory: str, pointer: str | None, as_json: bool, integ
     with common.store_errors():
         files = open_store(key.store, integrity).publish_to(key.job, dirname, to)
     if as_json:
-        told = {"path": where, "directory": to.directory, "pointer": to.pointer, "files": files}
-        common.print_json({"schema": SCHEMA, "ok": True, **told})
+        common.print_json(Output(ok=True, path=where, directory=to.directory, pointer=to.pointer, files=files))
         return 0
     click.echo(f"{human.printable(to.directory)}: {len(files)} files of {human.printable(where)}")
     if to.pointer:

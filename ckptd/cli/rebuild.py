@@ -12,8 +12,15 @@ from ckptd.system import human
 SCHEMA = 1
 
 
+class Output(Outcome, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int = SCHEMA
+    ok: bool
+
+
 @click.command(epilog=common.example("ckptd rebuild /scratch/$USER/ckpt/llama-7b/step-000001000.i0003"))
-@click.argument("path")
+@click.argument("path", type=click.Path())
 @common.json_option
 @common.integrity_options
 def command(path: str, as_json: bool, integrity: Integrity) -> int:
@@ -28,7 +35,7 @@ def command(path: str, as_json: bool, integrity: Integrity) -> int:
     with counting("looking for damage", quiet=as_json) as progress:
         outcome = rebuild(path, progress, integrity)
     if as_json:
-        common.print_json({"schema": SCHEMA, "ok": not outcome.lost, **msgspec.structs.asdict(outcome)})
+        common.print_json(Output(ok=not outcome.lost, **msgspec.structs.asdict(outcome)))
     else:
         _tell(outcome)
     return int(bool(outcome.lost))

@@ -45,7 +45,9 @@ def _run(config: str | None, **flags: Raw) -> int:
 
 
 CONFIG_OPTIONS: list[click.Parameter] = [
-    click.Option(["--config"], metavar="FILE", help="TOML file.  [CKPTD_CONFIG; ~/.config/ckptd/config.toml]"),
+    click.Option(
+        ["--config"], type=click.Path(), metavar="FILE", help="TOML file.  [CKPTD_CONFIG; ~/.config/ckptd/config.toml]"
+    ),
     *map(_option, SETTINGS.values()),
 ]
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import click
+import msgspec
 from rich.table import Table
 
 from ckptd.cli import common
@@ -11,6 +12,20 @@ from ckptd.system import human
 from ckptd.system.config import SETTINGS, Config, Raw, Setting, load_config
 
 SCHEMA = 1
+
+
+class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting's value, and where it came from."""
+
+    value: Any
+    origin: str = msgspec.field(name="from")
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int = SCHEMA
+    settings: dict[str, Chosen]
 
 
 def shown(setting: Setting, value: Any) -> str:
@@ -35,7 +50,7 @@ def _config(config: str | None, *, as_json: bool, **flags: Raw) -> int:
     """
     settings, sources = load_config(flags, toml_path=config)
     if as_json:
-        common.print_json({"schema": SCHEMA, "settings": _as_json(settings, sources)})
+        common.print_json(Output(settings=_as_json(settings, sources)))
         return 0
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("setting", "value", "from"):
@@ -48,8 +63,8 @@ def _config(config: str | None, *, as_json: bool, **flags: Raw) -> int:
     return 0
 
 
-def _as_json(settings: Config, sources: dict[str, str]) -> dict[str, dict[str, Any]]:
-    return {name: {"value": getattr(settings, name), "from": sources[name]} for name in SETTINGS}
+def _as_json(settings: Config, sources: dict[str, str]) -> dict[str, Chosen]:
+    return {name: Chosen(value=getattr(settings, name), origin=sources[name]) for name in SETTINGS}
 
 
 command = click.Command(

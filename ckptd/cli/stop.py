@@ -39,6 +39,17 @@ class Remains(msgspec.Struct, kw_only=True):
     in_memory: bool
 
 
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int = SCHEMA
+    arena: str
+    pid: int
+    stopped: bool
+    used_nbytes: int
+    jobs: list[Remains]
+
+
 @click.command(epilog=common.example("ckptd stop", "ckptd stop --wait --timeout 2m"))
 @common.arena_option
 @click.option("--wait", is_flag=True, help="Return when it has ended (0), or the time is over (3).")
@@ -57,8 +68,8 @@ def command(arena: str | None, wait: bool, timeout: str, as_json: bool) -> int:
     status = _stop(where, before, timeout_s, start_s + timeout_s) if wait else _ask(where)
     remains = _remains(status)
     if as_json:
-        found = {"arena": where, "pid": status.pid, "stopped": wait, "used_nbytes": status.used_nbytes}
-        common.print_json({"schema": SCHEMA, **found, "jobs": remains})
+        found = Output(arena=where, pid=status.pid, stopped=wait, used_nbytes=status.used_nbytes, jobs=remains)
+        common.print_json(found)
         return 0
     click.echo(f"the daemon (pid {status.pid}) of {where} {'has ended' if wait else 'is ending'}")
     run = f"ckptd run --arena {where}"

@@ -3,8 +3,9 @@
 import time
 
 import click
+import msgspec
 
-from ckptd.checkpoint.verify import Report, verify_path
+from ckptd.checkpoint.verify import Problem, Report, verify_path
 from ckptd.cli import common
 from ckptd.cli.counting import counting
 from ckptd.shared.base.errors import UsageError
@@ -15,8 +16,22 @@ SCHEMA = 1
 _HINT = "give a store, a job's directory in it, a checkpoint, or an arena"
 
 
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int = SCHEMA
+    seconds: float
+    path: str
+    ok: bool
+    checked: list[str]
+    files: int
+    nbytes: int
+    problems: list[Problem]
+    notes: list[str]
+
+
 @click.command(epilog=common.example("ckptd verify /scratch/$USER/ckpt/llama-7b/step-000001000.i0003"))
-@click.argument("path")
+@click.argument("path", type=click.Path())
 @common.json_option
 @common.integrity_options
 def command(path: str, as_json: bool, integrity: Integrity) -> int:
@@ -37,10 +52,8 @@ def command(path: str, as_json: bool, integrity: Integrity) -> int:
         what = human.printable(what.removeprefix(f"{report.path}: "))
         raise UsageError(f"nothing to verify in {report.path}: {what}", hint=_HINT)
     if as_json:
-        told = {
-            name: getattr(report, name) for name in ("path", "ok", "checked", "files", "nbytes", "problems", "notes")
-        }
-        common.print_json({"schema": SCHEMA, "seconds": seconds, **told})
+        told = {name: getattr(report, name) for name in Output.__struct_fields__ if hasattr(report, name)}
+        common.print_json(Output(seconds=seconds, **told))
     else:
         _tell(report, seconds)
     return int(bool(report.problems))

@@ -271,7 +271,7 @@ _FORGOTTEN = (
     ),
     _row(
         "stop-says-whether-it-waited", "ckptd/cli/stop.py",
-        '"stopped": wait, ', '"stopped": True, ',
+        "stopped=wait, ", "stopped=True, ",
         "stop_and_forget.py::test_stop_with_wait_returns_when_the_drain_that_runs_is_done",
     ),
     _row(
