@@ -23,7 +23,7 @@ SHARE ?=
 # ckptd anew, which is a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo unit test simulate simulate-slow scale charts mutants test-matrix frameworks-test golden golden-wire bench bench-records nodes bench-large bench-peers gpu test-gpu bench-gpu check lint types architecture wheel man longest faults guards histories kills polite mistakes cluster-test docs clean
+.PHONY: help venv demo unit test simulate simulate-slow scale charts mutants test-matrix frameworks-test golden golden-wire bench bench-records nodes bench-large bench-peers gpu test-gpu bench-gpu check lint types architecture wheel man release-check longest faults guards histories kills polite mistakes cluster-test docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +109,9 @@ wheel: $(DEV)
 
 man: $(DEV) ## man pages and completions of bash, zsh and fish, into build/share: cp -r build/share /usr/local/
 	PYTHONPATH=. $(BIN)/python -m scripts.manual build/share
+
+release-check: $(DEV) docs wheel man ## whether a release can be made: versions, notes, sdist and wheel, site; DRAFT=1 before it has a date
+	PYTHONPATH=. $(BIN)/python -m scripts.release_check $(if $(DRAFT),--draft)
 
 faults: $(DEV) ## the long form of all tests that have one: every crash point, all layouts; SHARE=0/100 for one part of 100
 	FAULTS=long MUTANTS=40 SHARE=$(SHARE) $(BIN)/python -m pytest -q -n $(WORKERS) --max-worker-restart=0 --dist loadgroup --no-loadscope-reorder --timeout 600 tests
