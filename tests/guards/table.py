@@ -7,6 +7,7 @@ from tests.guards import (
     of_journal,
     of_leaders,
     of_loads,
+    of_metadata,
     of_nodes,
     of_pulls,
     of_replicas,
@@ -21,6 +22,7 @@ GUARDS: tuple[Guard, ...] = (
     *of_simulator.ROWS, *of_nodes.ROWS, *of_saves.ROWS, *of_daemons.ROWS, *of_ends.ROWS, *of_tools.ROWS,
     *of_connect.ROWS, *of_leaders.ROWS, *of_replicas.ROWS, *of_loads.ROWS, *of_pulls.ROWS, *of_reports.ROWS,
     *of_journal.ROWS,
+    *of_metadata.ROWS,
 )  # fmt: skip
 
 _COSTS = "it takes 3 GiB of /dev/shm and fails after a minute; tests/faults/test_slow_memory.py has the same guard"

@@ -3,12 +3,13 @@
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ckptd.checkpoint import verify
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.digest import BLOCK_NBYTES
-from ckptd.shared.format.manifest import COMMITTED, StockObjects
+from ckptd.shared.format.manifest import COMMITTED, StockObjects, make_manifest
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up
 from ckptd.store.image import Flow, Image
 from ckptd.store.posix.commit import commit, write_vote
@@ -161,6 +162,20 @@ def test_records_of_another_save_are_noticed(tmp_path) -> None:
     assert f"does not match {manifest_in(final).name}: save" in text
     assert f"{manifest_in(other).name}" not in text
     assert "/sets/" in text, "its votes are missing"
+
+
+def test_metadata_that_no_vote_has_is_damage(tmp_path, monkeypatch) -> None:
+    def made(votes, **options):
+        return msgspec.structs.replace(make_manifest(votes, **options), metadata={"loss": 0.1})
+
+    monkeypatch.setattr("ckptd.store.posix.commit.make_manifest", made)
+    final = build(tmp_path)
+    (problem,) = verify.verify_path(str(final)).problems
+    assert problem.path == str(manifest_in(final))
+    assert "'loss': 0.1" in problem.what
+    path = final / COMMITTED
+    path.write_text(path.read_text().replace("0.1", "0.2"))
+    assert "metadata: {'loss': 0.2} and {'loss': 0.1}" in words(verify.verify_path(str(final)))
 
 
 def test_unfinished_saves_and_trash_are_notes(tmp_path) -> None:
