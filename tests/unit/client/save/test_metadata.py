@@ -9,6 +9,9 @@ import torch
 
 from ckptd.checkpoint.verify import verify_path
 from ckptd_client import UsageError
+from ckptd_client._load.rounds import read_checkpoint
+from ckptd_client._local.rank import Group
+from tests.checkpoints import write_checkpoint
 from tests.cluster import Node, wait_for
 
 SAID = {"loss": 1.25, "epoch": 3, "best": True, "run": "é", "nan": float("nan")}
@@ -73,3 +76,17 @@ def test_a_daemon_that_finds_the_slots_commits_it_without_the_rank(tmp_path, job
         assert wait_for(lambda: os.path.isdir(f"{node.store}/{job}/latest"))
         assert listed(node, job) == {7: {"loss": 1.25, "nan": None}}
         assert verify_path(f"{node.store}/{job}").problems == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_that_saved_the_same_values_still_did(tmp_path, ranks):
+    """Rank 0's leaves have other bytes; no load takes that for another value."""
+    states = [{"lr": 0.5, "w": torch.full((4,), float(rank))} for rank in range(2)]
+    path = write_checkpoint(tmp_path, states, metadata=SAID)
+    assert verify_path(str(path)).problems == []
+    for rank in range(ranks):
+        state = {"lr": 0.0, "w": torch.zeros(4)}
+        fitted, _, notes = read_checkpoint(str(path), state, group=Group(rank, ranks, "test"))
+        fitted.finish(state)
+        assert state["lr"] == 0.5
+        assert not [note for note in notes if "lr" in note]
