@@ -82,7 +82,7 @@ def test_a_daemon_that_finds_the_slots_commits_it_without_the_rank(tmp_path, job
 def test_ranks_that_saved_the_same_values_still_did(tmp_path, ranks):
     """Rank 0's leaves have other bytes; no load takes that for another value."""
     states = [{"lr": 0.5, "w": torch.full((4,), float(rank))} for rank in range(2)]
-    path = write_checkpoint(tmp_path, states, metadata=SAID)
+    path = write_checkpoint(tmp_path, states, metadata=STORED)
     assert verify_path(str(path)).problems == []
     for rank in range(ranks):
         state = {"lr": 0.0, "w": torch.zeros(4)}
