@@ -193,8 +193,8 @@ def require_daemon(arena: str) -> int:
     if pid is not None:
         return pid
     if os.path.exists(os.path.join(arena, arena_paths.SOCKET)):
-        message = f"no daemon: {arena} has a socket, but the process that made it is gone"
-        raise NoDaemonError(message, hint=f"what is staged there waits for the next one: ckptd run --arena {arena}")
+        message = f"no daemon: {arena} has a socket, and its process is gone"
+        raise NoDaemonError(message, hint=f"ckptd run --arena {arena} takes over what is staged there")
     raise NoDaemonError(f"no daemon: {arena} is there, but no daemon runs in it", hint=start)
 
 

@@ -12,9 +12,11 @@ from rich.text import Text
 
 from ckptd.arena.ask import Daemon
 from ckptd.cli import common
+from ckptd.cli.last_state import lines
 from ckptd.cli.view.parts import error_text
 from ckptd.cli.view.screen import watch
 from ckptd.cli.view.status import StatusView
+from ckptd.cli.view.unsafe import judged
 from ckptd.shared.base.errors import CkptdError, ConnectError
 
 _WHERE_DAEMONS_COME_FROM = """\
@@ -62,7 +64,7 @@ def command(  # noqa: PLR0913, PLR0917 - options
     path = common.arena_of(arena)
     console = common.console()
     wanted = _Wanted(nodes or everything, everything or not console.is_terminal, interval_s)
-    with _newcomers_told(path), Daemon(path, timeout_s) as daemon:
+    with _rest_told(path), Daemon(path, timeout_s) as daemon:
         if not live:
             _print(daemon, wanted, as_json=as_json)
         elif as_json or not console.is_terminal or console.is_dumb_terminal:
@@ -75,19 +77,19 @@ def command(  # noqa: PLR0913, PLR0917 - options
 
 
 @contextlib.contextmanager
-def _newcomers_told(arena: str) -> Iterator[None]:
-    """Adds to the error of a daemon that is not there where daemons come from, and where they go."""
+def _rest_told(arena: str) -> Iterator[None]:
+    """Adds to the error of a daemon that is not there what it left, or where daemons come from and where they go."""
     try:
         yield
     except ConnectError as error:
         if os.path.isdir(arena):
-            raise
+            raise ConnectError("\n".join([error.message, *lines(arena)]), hint=error.hint) from None
         raise ConnectError(error.message, hint=f"{error.hint}\n{_WHERE_DAEMONS_COME_FROM}") from None
 
 
 def _print(daemon: Daemon, wanted: _Wanted, *, as_json: bool, indent: int = 2) -> None:
     if as_json:
-        common.print_json(daemon.status(nodes=wanted.nodes), indent=indent)
+        common.print_json(judged(daemon.status(nodes=wanted.nodes)), indent=indent)
     else:
         common.show(wanted.look(daemon))
 

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ckptd.shared.base.errors import DamagedError
@@ -98,10 +99,23 @@ class Liveness:
 
 def somebody_waits(arena: str) -> bool:
     """Whether a process holds the rank file of some job in the arena, attached or about to be."""
+    return any(locks.holder(path) is not None for path in _all_rank_files(arena))
+
+
+def living(arena: str) -> list[LiveRank]:
+    """Ranks of all jobs in the arena whose processes live. Changes nothing: for who looks while no daemon answers."""
+    held = ((path, locks.holder(path), _read(path)) for path in _all_rank_files(arena))
+    return [
+        LiveRank(record.job, record.rank, record.session, pid, record.host, path)
+        for path, pid, record in held
+        if pid is not None and record is not None
+    ]
+
+
+def _all_rank_files(arena: str) -> Iterator[str]:
     jobs = os.path.join(arena, arena_paths.JOBS)
     names = os.listdir(jobs) if os.path.isdir(jobs) else []
-    files = (path for name in names for path in _rank_files(os.path.join(jobs, name)))
-    return any(locks.holder(path) is not None for path in files)
+    return (path for name in sorted(names) for path in _rank_files(os.path.join(jobs, name)))
 
 
 def job_of(directory: str) -> JobKey | None:

@@ -4,14 +4,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ckptd.core.coordinator.protection_view import NodeView, ProtectionView, view_of
+from ckptd.core.coordinator.restore_states import Loading
 from ckptd.core.coordinator.save_record import Record
 from ckptd.core.coordinator.save_states import ON_STORE_WAY, State
 from ckptd.core.jobs import Catalogue, Job
 from ckptd.shared.base.ids import JobKey
+from ckptd.shared.base.wording import runs
 from ckptd.shared.protocol.messages import Milestone
-from ckptd.shared.protocol.status import MAX_RANKS, CheckpointStatus, DrainStatus, JobStatus, NodeStatus, RankStatus
+from ckptd.shared.protocol.status import (
+    MAX_RANKS,
+    MAX_RUNS,
+    CheckpointStatus,
+    DrainStatus,
+    JobStatus,
+    NodeStatus,
+    RankStatus,
+    RestoreStatus,
+)
 
-_MAX_NODES = 4096
+_MAX_NODES = 16384
 _MAX_CHECKPOINTS = 32
 
 
@@ -22,7 +33,8 @@ def jobs(jobs: Mapping[JobKey, Job], now: float, errors: Mapping[JobKey, list[st
 
 def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
     view = _protection(job)
-    seen = job.coordinator.facts.ready or job.node.coordinator != job.node.node
+    coordinates = job.node.coordinator == job.node.node
+    seen = job.coordinator.facts.ready or not coordinates
     return JobStatus(
         job=key.job,
         store=key.store,
@@ -41,6 +53,24 @@ def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
         store_seen=seen,
         store_problem="" if seen else job.coordinator.facts.store_problem,
         ends={str(end): count for end, count in sorted(job.coordinator.facts.ends.items())},
+        restore=_restore(job, now),
+        pace=job.coordinator.timings.pace(now) if coordinates else None,
+        histograms=job.coordinator.timings.histograms() if coordinates else [],
+    )
+
+
+def _restore(job: Job, now: float) -> RestoreStatus | None:
+    load = job.coordinator.restores.running
+    if load is None:
+        return None
+    there = load.reported if load.state is Loading.READING else load.asked
+    missing = set(range(job.coordinator.sessions.world_size)) - there
+    return RestoreStatus(
+        phase=str(load.state),
+        seconds=round(now - load.since, 3),
+        step=load.choice.step if load.choice is not None else None,
+        ranks=len(there),
+        missing=runs(missing)[:MAX_RUNS],
     )
 
 
@@ -165,6 +195,7 @@ def _of_record(record: Record, on_store: bool, protected: bool, now: float) -> C
         protected=protected,
         replicas=record.compared,
         run=record.save.run.hex(),
+        missing=runs(record.missing)[:MAX_RUNS] if record.state is State.STAGING else [],
     )
 
 
@@ -177,15 +208,16 @@ def _drain(job: Job, now: float) -> DrainStatus | None:
     if record is None:
         return None
     seconds = max(now - record.drain_since, 1e-6)
+    running, last = record.state in ON_STORE_WAY, job.coordinator.timings.last_drain
     rate = done / seconds
-    running = record.state in ON_STORE_WAY
+    expected = rate or (last.bytes_per_s if last is not None else 0.0)
     return DrainStatus(
         save=record.save,
         nbytes=record.nbytes,
         nbytes_done=done,
         seconds=round(seconds, 3),
         bytes_per_s=round(rate, 1) if running else 0.0,
-        seconds_left=round((record.nbytes - done) / rate, 3) if running and rate > 0 else None,
+        seconds_left=round((record.nbytes - done) / expected, 3) if running and expected > 0 else None,
         attempt=record.failures + 1,
         last_error=record.error,
         retry_in_s=None if saves.retry_at is None else round(max(saves.retry_at - now, 0.0), 3),

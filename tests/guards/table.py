@@ -35,6 +35,8 @@ WITHOUT = {  # tests that have no row, and why
         "no line of the product opens a descriptor for a tensor: there is no guard to remove",
     f"{FAULTS}test_missing_ranks.py::test_a_process_that_ends_while_its_save_waits_ends_cleanly":
         "without the wait for the listening thread the interpreter crashes at its end, but not every time",
+    f"{FAULTS}test_status_captures.py::test_a_capture_of_real_daemons_is_what_is_printed_today":
+        "it compares a document with an output: whatever changes the output fails it",
     f"{FAULTS}test_preempted.py::test_a_question_costs_less_than_20_us":
         "an idle machine also opens the board at each question in that time",
     f"{FAULTS}test_preempted.py::test_what_was_asked_for_when_no_rank_lived_does_not_end_the_next_run":

@@ -147,7 +147,11 @@ class World:
 
     def _current(self, proc: Proc) -> bool:
         job = self.catalogue.jobs.get(KEY) if self.catalogue else None
-        return bool(job) and job.coordinator.sessions.session == proc.session and job.coordinator.restores.running
+        return (
+            bool(job)
+            and job.coordinator.sessions.session == proc.session
+            and job.coordinator.restores.running is not None
+        )
 
     def crash(self, effects: list[bool]) -> None:
         """SIGKILL: what was in progress may or may not have happened."""

@@ -9,9 +9,11 @@ from ckptd.shared.protocol.status import (
     SCHEMA,
     CheckpointStatus,
     DrainStatus,
+    Histogram,
     JobStatus,
     NodeReport,
     NodeStatus,
+    PaceStatus,
     RankStatus,
     Status,
     WorkerStatus,
@@ -79,11 +81,21 @@ def job(**changes: Any) -> JobStatus:
         ],
         "ends": {"durable": 1, "superseded": 1, "abandoned": 1},
         "errors": ["rank 15 ended without close\n  hint: its memory is kept for 24h: restart the job"],
+        "pace": PaceStatus(
+            save_every_s=20.0, save_every_steps=50, drain_s=34.0, drain_bytes_per_s=1.25 * GIB, outrun=3
+        ),
+        "histograms": [
+            Histogram(what="staged", bounds=[0.5, 1.0], counts=[0, 2, 1], total=4.5),
+            Histogram(what="drain_bytes_per_s", bounds=[1e9], counts=[0, 1], total=1.25 * GIB),
+            Histogram(what="restore", tier="arena", bounds=[0.5, 1.0], counts=[1, 0, 0], total=0.2),
+        ],
     }  # fmt: skip
     return JobStatus(**values | changes)
 
 
-NOTHING: dict[str, Any] = {"ranks": [], "checkpoints": [], "drain": None, "errors": [], "ends": {}}
+NOTHING: dict[str, Any] = {
+    "ranks": [], "checkpoints": [], "drain": None, "errors": [], "ends": {}, "pace": None, "histograms": [],
+}  # fmt: skip
 
 
 def status(**changes: Any) -> Status:

@@ -1,12 +1,12 @@
 """The nodes of a job as people read them: ``ckptd status --nodes``."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from ckptd.cli.view.names import natural
 from ckptd.cli.view.parts import NEARLY_FULL, Cell, Column, Marks, Rows, levels, marks_for
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.status import JobStatus, NodeStatus
@@ -14,9 +14,7 @@ from ckptd.system import human
 
 _NARROW_COLUMNS = 100
 _MAX_ROWS = 16
-_MAX_NAMED = 4  # nodes in a sentence
 _MAX_LEVELS = 16  # ranks whose bars stand side by side
-_NUMBER_RE = re.compile(r"([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class NodesView:
 
 def in_order(job: JobStatus) -> list[NodeStatus]:
     """By redundancy set, then by name as people count: node2 before node10."""
-    return sorted(job.nodes, key=lambda node: (node.set_index, _natural(node.node)))
+    return sorted(job.nodes, key=lambda node: (node.set_index, natural(node.node)))
 
 
 def worst_first(job: JobStatus) -> list[NodeStatus]:
@@ -54,12 +52,6 @@ def troubles(job: JobStatus) -> Iterator[tuple[list[str], str]]:
     yield from ((nodes, problem) for problem, nodes in said.items())
 
 
-def named(nodes: Sequence[str]) -> str:
-    """A few of them, and how many more."""
-    shown = ", ".join(human.printable(node) for node in nodes[:_MAX_NAMED])
-    return f"{shown} and {len(nodes) - _MAX_NAMED:,} more" if len(nodes) > _MAX_NAMED else shown
-
-
 def versions(job: JobStatus) -> dict[str, list[str]]:
     """Nodes by the version of their daemon, the most common one first."""
     found: dict[str, list[str]] = {}
@@ -67,10 +59,6 @@ def versions(job: JobStatus) -> dict[str, list[str]]:
         if node.report is not None:
             found.setdefault(node.report.version, []).append(node.node)
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER_RE.split(name)]
 
 
 def _severity(node: NodeStatus, job: JobStatus) -> int:

@@ -176,10 +176,12 @@ class Facts:
         """One row."""
         self.grid.add_row(Text(label, style), what)
 
-    def error(self, error: str, style: str = "bold red") -> None:
+    def error(self, error: str, style: str = "bold red", *, label: str = "error") -> None:
         """An error, and each line of it that says what to type on a row of its own."""
-        for label, line in error_lines(error):
-            self.add(label, Text(line, "cyan" if label == "hint" else ""), "cyan" if label == "hint" else style)
+        for kind, line in error_lines(error):
+            is_hint = kind == "hint"
+            shown = Text(line, "cyan" if is_hint else "")
+            self.add(label if kind == "error" else kind, shown, "cyan" if is_hint else style)
 
 
 def error_lines(error: str) -> list[tuple[str, str]]:

@@ -22,6 +22,7 @@ from ckptd.core.coordinator.restores import Restores
 from ckptd.core.coordinator.runs import Runs
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.coordinator.sessions import Sessions
+from ckptd.core.coordinator.timings import Timings
 from ckptd.core.deadline import Deadline
 from ckptd.core.links import Links
 from ckptd.core.policy import Policy
@@ -62,7 +63,8 @@ class Coordinator:
         self.restores = Restores(facts, Routes(facts), self.runs.strangers)
         facts.restore, facts.preemption = self.restores, self.preemption
         self.leave = Leave(facts)
-        self._notices = Notices(facts)
+        self.timings = Timings(facts)
+        self._notices = Notices(facts, self.timings)
         self._missing = MissingRanks(facts)
         self._missed = MissedLoads(facts)
         self._session = ""  # that was entered last
@@ -132,6 +134,7 @@ class Coordinator:
             if not (more := self._round(now)):
                 break
             actions += more
+        self.timings.react(now)
         return [*actions, *self._notices.react(now)]
 
     def _round(self, now: float) -> list[Action]:

@@ -55,7 +55,7 @@ class JobState:
         self.places: dict[str, dict[SaveId, set[int]]] = {}  # node -> ranks whose segments it has, by save
         self._in_order: dict[tuple[Run, int], set[SaveId]] = {}  # by owner and counter
         self._past: Counter[End] = Counter()  # of records that were dropped
-        self.moves = 0  # of all saves, from state to state
+        self.moves = 0  # of all saves, from state to state, and to protected
         self._newest: Record | None = None  # of newest_staged
         self._newest_is_known = True
 
@@ -139,6 +139,11 @@ class JobState:
         self.moves += 1
         self._newest_is_known = False
         return True
+
+    def protect(self, record: Record) -> None:
+        """Every set has encoded the save."""
+        record.protected = True
+        self.moves += 1
 
     def of(self, *states: State) -> list[Record]:
         """Saves that are in these states, each since when it came there."""

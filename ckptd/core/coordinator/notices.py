@@ -9,11 +9,11 @@ from ckptd.core.actions import Action, Note, ToRank
 from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.save_record import Record
 from ckptd.core.coordinator.save_states import State
+from ckptd.core.coordinator.timings import Timings, distance_s
 from ckptd.history.intervals import ROOM
 from ckptd.shared.base.ids import SaveId
 
 _AGAIN_AND_AGAIN = 3  # saves that were superseded; fewer may be one slow drain
-_LAST = 8  # saves whose distance counts
 _PATIENCE_S = 15.0  # with the first drain: until it has ended there is no measure of any
 _FAILS = "fails: "
 _TRIED_AGAIN = "training goes on, newer saves are tried, too; how it stands: ckptd status --arena {arena}"
@@ -27,8 +27,9 @@ _WAYS_OUT = (
 class Notices:
     """Of one job, as its coordinator sees it."""
 
-    def __init__(self, facts: JobState) -> None:
+    def __init__(self, facts: JobState, timings: Timings) -> None:
         self._facts, self._job, self._arena = facts, facts.job, facts.policy.arena
+        self._timings = timings
         self._sessions = facts.session
         self._session = ""  # the one that what was said was said to
         self._said: set[str] = set()
@@ -52,7 +53,7 @@ class Notices:
         if seen == self._seen:
             return []
         self._seen = seen
-        ours = [r for r in self._facts.records.values() if r.due and r.save.incarnation == self._facts.incarnation]
+        ours = self._timings.due_saves()
         return [*self._failing(ours), *self._slow(ours, now)]
 
     def _failing(self, ours: list[Record]) -> list[Action]:
@@ -76,9 +77,9 @@ class Notices:
         passed_over = [r for r in ours if r.state is State.SUPERSEDED and not r.error]
         if len(passed_over) < _AGAIN_AND_AGAIN:
             return []
-        active = self._facts.records.get(self._facts.active) if self._facts.active is not None else None
-        took_s, running_s = self._facts.drain_s, now - active.drain_since if active is not None else 0.0
-        drain_s, every_s = max(took_s, running_s), _distance_s(ours)
+        last, running_s = self._timings.last_drain, self._timings.running_s(now)
+        took_s = last.seconds if last is not None else 0.0
+        drain_s, every_s = max(took_s, running_s), distance_s(ours)
         if drain_s <= every_s or not (took_s or running_s > _PATIENCE_S):
             return []
         more = "more than " if running_s > took_s else ""
@@ -105,12 +106,6 @@ class Notices:
             *actions,
             ToRank(job=self._job, rank=0, session=session, message=replace(news, notice=text, stuck=stuck)),
         ]
-
-
-def _distance_s(records: list[Record]) -> float:
-    """Seconds from one of the last saves to the next."""
-    began = [record.since for record in sorted(records, key=lambda r: r.save) if record.staged][-_LAST:]
-    return (began[-1] - began[0]) / max(1, len(began) - 1) if began else 0.0
 
 
 def _suggested_s(drain_s: float) -> int:

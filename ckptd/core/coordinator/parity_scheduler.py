@@ -179,7 +179,7 @@ class ParityScheduler:
             self._move(before, EncodingOn.SURPASSED)
         self._end_active(EncodingOn.GIVEN_UP)
         if key[0] in self._facts.records:
-            self._facts.records[key[0]].protected = True
+            self._facts.protect(self._facts.records[key[0]])
         self._chunks.drop(set(self._chunks.keys) - {key})
         return [self._tell_protected(key)]
 

@@ -47,7 +47,7 @@ class Retention:
 
     def retire(self) -> list[Action]:
         """Removes what is superfluous, unless a load reads from the store just now."""
-        self._held = self._facts.restore.running
+        self._held = self._facts.restore.running is not None
         if self._held:
             return []
         there, policy = set(self._facts.on_store) - self._removing, self._facts.policy

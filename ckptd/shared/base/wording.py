@@ -28,20 +28,25 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {cut(error)}"
 
 
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """First and last of each run of numbers, in order."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return found
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """Numbers with runs drawn together: "0-14, 16"."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs(numbers))
 
 
 def named_ranks(ranks: Iterable[int]) -> str:
     """Ranks for a sentence, with runs drawn together: "rank 3", "ranks 1, 3-5"; of many the first."""
     numbers = sorted(ranks)
-    runs = ranges(numbers).split(", ")
-    more = f", ... ({len(numbers)} in all)" if len(runs) > _MAX_RUNS else ""
-    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(runs[:_MAX_RUNS])}{more}"
+    shown = ranges(numbers).split(", ")
+    more = f", ... ({len(numbers)} in all)" if len(shown) > _MAX_RUNS else ""
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(shown[:_MAX_RUNS])}{more}"

@@ -9,9 +9,51 @@ from ckptd.shared.base.ids import SaveId
 SCHEMA = 1  # another number when a field goes or comes to mean something else; fields are added under the same one
 MAX_RANKS = 1024  # that one daemon lists, for each job
 MAX_PROBLEMS = 64
+MAX_RUNS = 64  # of missing ranks
 SILENT_S = 15.0  # longer than one sync takes on a good day: status must not wait for store_hang_s to report it
 
 _Text = Annotated[str, msgspec.Meta(max_length=8192)]
+
+
+class Unsafe(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is less safe than a user believes, in words."""
+
+    code: str  # stays the same; ckptd/cli/view/unsafe.py has them all
+    text: str
+    hint: str  # what to type or to change
+    job: str = ""  # empty: the whole daemon
+
+
+class Histogram(msgspec.Struct, frozen=True, kw_only=True):
+    """How many values lay where. counts: one for each bound, of values up to it and above the last; then the rest."""
+
+    what: (
+        str  # staged, protected, durable: seconds of a save from its first rank on; drain_bytes_per_s; restore: seconds
+    )
+    bounds: list[float]
+    counts: list[int]
+    total: float  # of all values
+    tier: str = ""  # of a restore: from which most ranks read
+
+
+class PaceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How often saves are due to be drained, and how long the store takes for one."""
+
+    save_every_s: float | None  # between the last ones that were due
+    save_every_steps: int | None
+    drain_s: float | None  # of the last that ended well, or of the one that runs if that has taken longer
+    drain_bytes_per_s: float | None  # of the last that ended well
+    outrun: int  # saves of this incarnation that were due and never had their turn
+
+
+class RestoreStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A load that runs."""
+
+    phase: str  # collecting, fetching, draining, reading
+    seconds: float  # since the first rank called it
+    step: int | None  # that is read; None: not chosen yet
+    ranks: int  # that have called it; while it reads, that have read
+    missing: list[tuple[int, int]]  # the others, as runs from first to last
 
 
 class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +64,7 @@ class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
     nbytes_done: int
     seconds: float
     bytes_per_s: float
-    seconds_left: float | None
+    seconds_left: float | None  # until bytes are written, by the rate of the last drain
     attempt: int
     last_error: str = ""
     retry_in_s: float | None = None
@@ -46,6 +88,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     protected: bool = False  # every redundancy set has encoded it; durable outranks that and does not imply it
     replicas: str = ""  # of replicas "all" bytes or a "window" were compared, or they are "differing"; empty: none
     run: str = ""  # the id of the run that saved it, in hex: of two runs of one incarnation all else may be the same
+    missing: list[tuple[int, int]] = []  # ranks that have not delivered it yet, as runs from first to last
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +158,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     store_seen: bool = True  # False: this daemon coordinates the job, and does not know yet what is durable
     store_problem: str = ""  # of the look after which store_seen is still false; empty: there was none, or it is true
     ends: dict[str, int] = {}  # how many saves ended how, as far as this coordinator knows; empty elsewhere
+    restore: RestoreStatus | None = None  # as its coordinator sees it
+    pace: PaceStatus | None = None  # as its coordinator sees it
+    histograms: list[Histogram] = []  # of all saves, drains and loads that this coordinator has seen
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,3 +196,4 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     errors: list[str]
     long_turns: int = 0  # of the daemon's loop, above 50 ms: ranks and other nodes wait for each
     longest_turn_s: float = 0.0
+    unsafe: list[Unsafe] = []  # the worst first; the command line adds it

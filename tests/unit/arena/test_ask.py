@@ -139,9 +139,9 @@ def test_an_arena_without_daemon(arena):
 def test_a_socket_left_behind_is_not_waited_for(arena):
     for name in ("lock", "ckptd.sock"):
         open(f"{arena}/{name}", "wb").close()
-    with pytest.raises(ConnectError, match="the process that made it is gone") as caught:
+    with pytest.raises(ConnectError, match="and its process is gone") as caught:
         ask_status(arena, 60)
-    assert "what is staged there waits" in caught.value.hint
+    assert "takes over what is staged there" in caught.value.hint
 
 
 def test_a_daemon_without_socket(arena, held):

@@ -17,6 +17,7 @@ from ckptd.cli import common
 from ckptd.cli import drain as drain_verb
 from ckptd.cli import status as status_verb
 from ckptd.cli import stop as stop_verb
+from ckptd.cli.view.unsafe import judged
 from ckptd.peers.keys import read_keys
 from ckptd.shared.base.errors import BudgetError, ConnectError, DamagedError, UsageError, WaitTimeoutError
 from ckptd.shared.base.ids import JobKey, SaveId, file_name
@@ -256,8 +257,9 @@ def test_status_json_is_the_struct(ckptd, monkeypatch):
     monkeypatch.setattr(status_verb, "Daemon", Daemon(a_status.status()).connect)
     code, out, _ = ckptd("status", "--json")
     assert code == 0
-    assert json.loads(out) == msgspec.to_builtins(a_status.status())
+    assert json.loads(out) == msgspec.to_builtins(judged(a_status.status()))
     assert json.loads(out)["schema"] == 1
+    assert json.loads(out)["unsafe"]
 
 
 def test_status_for_people(ckptd, monkeypatch):

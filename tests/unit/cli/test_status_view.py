@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ckptd.cli.view.parts import UNICODE, bar, levels, shortened
 from ckptd.cli.view.status import StatusView
-from ckptd.shared.protocol.status import WorkerStatus
+from ckptd.shared.protocol.status import RestoreStatus, WorkerStatus
 from tests.faults.nodes.capture import in_readme
 from tests.unit import a_status
 
@@ -46,8 +46,8 @@ def test_a_busy_daemon_fits_in_80_columns():
         "store   /scratch/project_465000123/someone…/path/that/does/not/fit/in/one/line\n",
         "step 1200 abandoned: rank 15 never delivered within 300 s",
         "safe    no checkpoint yet",
-        "error   store: no answer for 40 s\n",
-        "hint    is the mount alive? try: timeout 10 stat -f /s\n",
+        "unsafe   tiny: the store does not answer: no answer for 40 s; nothing is durable\n",
+        "hint     is the mount alive? timeout 10 stat -f /s; training goes on\n",
     ):
         assert part in re.sub(r" +\n", "\n", text)
 
@@ -56,7 +56,7 @@ def test_a_busy_daemon_fits_in_80_columns():
 def test_a_store_that_does_not_answer_is_reported_long_before_it_is_given_up(busy, idle_s, told):
     worker = WorkerStatus(store="/s", pid=77, busy=busy, idle_s=idle_s)
     text = shown(a_status.status(workers=[worker]))
-    assert ("error   store: no answer for 45s" in text) is told
+    assert ("the store does not answer: no answer for 45s" in text) is told
 
 
 def test_a_save_that_waits_for_ranks_names_them_once():
@@ -72,9 +72,36 @@ def test_a_save_that_waits_for_ranks_names_them_once():
 
 def test_what_matters_most_comes_first():
     text = shown(a_status.status())
-    order = ["memory", "llama-7b", "safe", "drain", "error", "hint", "store", "ranks", "step inc"]
-    places = [text.index(f"\n{word}" if word in ("memory", "llama-7b") else f"  {word}") for word in order[:-1]]
+    order = ["ckptd", "unsafe", "hint", "memory", "llama-7b", "safe", "drain", "error", "store", "ranks"]
+    at_left = ("unsafe", "hint", "memory", "llama-7b")
+    places = [text.index(f"\n{w}" if w in at_left else w if w == "ckptd" else f"\n  {w}") for w in order]
     assert places == sorted(places)
+
+
+def test_saves_that_were_superseded_are_one_line():
+    rows = [a_status.checkpoint(step, "superseded", "staged", end="superseded") for step in range(1300, 700, -50)]
+    durable = a_status.checkpoint(700, "durable", "durable", end="durable", tiers=["pfs"])
+    job = a_status.job(checkpoints=[*rows, durable])
+    text = shown(a_status.status(jobs=[job]))
+    assert [line.split()[0] for line in text.splitlines() if re.match(r" +\d+ +4 ", line)] == ["1300", "700"]
+    assert "steps 750 to 1250 superseded: the store was slower than the saves" in text
+    few = a_status.job(checkpoints=[*rows[:3], durable], pace=None)
+    text = shown(a_status.status(jobs=[few]))
+    assert "steps 1200, 1250 superseded: a newer one was staged before their drain began" in text
+
+
+def test_a_load_that_runs_stands_at_the_top():
+    load = RestoreStatus(phase="reading", seconds=12.0, step=1300, ranks=9, missing=[(9, 15)])
+    lines = shown(a_status.status(jobs=[a_status.job(restore=load, ranks=[], pace=None)], workers=[])).splitlines()
+    assert lines[1].split(maxsplit=1)[0] == "load"
+    assert lines[1].rstrip().endswith(" step 1300 is read: 9 of 16 ranks, for 12s")
+
+
+def test_more_than_a_few_findings_are_counted():
+    jobs = [a_status.job(job=f"job-{n}", ranks=[]) for n in range(6)]
+    text = shown(a_status.status(jobs=jobs, workers=[]))
+    assert text.count("unsafe ") == 4
+    assert "and 2 more: ckptd status --nodes --all" in text
 
 
 def test_what_is_safe_is_said_as_far_as_it_is_newer_than_what_is_safer():
@@ -95,7 +122,7 @@ def test_checkpoints_say_how_safe_they_are():
     assert line(text, "step inc") == "step inc staged protected durable in ranks size age"
     assert line(text, "1350") == "1350 4 … – – arena 9/16 376.0 GiB –"  # noqa: RUF001
     assert line(text, "1300") == "1300 4 ✓ – draining arena 16/16 376.0 GiB 3m20s"  # noqa: RUF001
-    assert line(text, "1250") == "1250 4 ✓ ✓ superseded arena, peer 16/16 376.0 GiB 3m20s"
+    assert line(text, "1250") == "1250 4 ✓ ✓ superseded arena, peer 16/16 376.0 GiB 3m20s", "it alone is protected"
     assert line(text, "1200") == "1200 4 ✗ – abandoned arena 16/16 376.0 GiB 3m20s"  # noqa: RUF001
     assert line(text, "1100") == "1100 4 ✓ not needed ✓ pfs 16/16 376.0 GiB 3m20s"
 
@@ -123,8 +150,9 @@ def test_parity_that_is_being_made_was_made_or_never_will_be():
     ]
     nodes = [a_status.node(number) for number in range(4)]
     text = shown(a_status.status(jobs=[a_status.job(checkpoints=rows, nodes=nodes, **FOUR)]))
-    marks = [line(text, str(step)).split()[3] for step in (1400, 1350, 1300, 1250, 1200)]
-    assert marks == ["–", "…", "–", "✓", "not"]  # noqa: RUF001
+    marks = [line(text, str(step)).split()[3] for step in (1400, 1350, 1250, 1200)]
+    assert marks == ["–", "…", "✓", "not"]  # noqa: RUF001
+    assert "step 1300 superseded: " in text, "which has no row: a newer one is staged"
     assert line(text, "1200").startswith("1200 4 ✓ not needed ✓ pfs")
     (newest,) = rows[1:2]
     for tiers, mark in ((["arena", "pfs"], "…"), (["pfs"], "not needed")):
@@ -139,7 +167,7 @@ def test_what_is_amiss_between_the_nodes_is_said_without_being_asked_for():
     degraded = ["set 0 makes no parity while it hears nothing of node01, node02", *(f"set {n}: x" for n in range(9))]
     status = a_status.status(jobs=[a_status.job(nodes=nodes, degraded=degraded, **FOUR)])
     text = shown(status, width=100)
-    assert line(text, "nodes") == "nodes 4 nodes · xor in 1 set · not heard of: node01, node02"
+    assert line(text, "nodes") == "nodes 4 nodes · xor in 1 set · not heard of: node[01-02]"
     assert (
         line(text, "degraded set 0 makes") == "degraded set 0 makes no parity while it hears nothing of node01, node02"
     )
@@ -225,7 +253,7 @@ def test_the_same_trouble_of_many_nodes_is_one_and_versions_that_differ_are_one(
     nodes = [a_status.node(n, report=a_status.report(n, problems=problem if n else [])) for n in range(8)]
     nodes[7] = a_status.node(7, report=a_status.report(7, version="0.0.9"))
     text = shown(of_nodes(*nodes), nodes=True, width=120)
-    assert line(text, "error node01") == "error node01, node02, node03, node04 and 2 more: disk quota exceeded"
+    assert line(text, "error node[") == "error node[01-06]: disk quota exceeded"
     assert line(text, "error versions") == "error versions differ: 0.1.0 on 7; 0.0.9 on node07"
     assert "install the same ckptd there" in text
 
@@ -313,7 +341,7 @@ def test_a_bar_needs_no_colour():
     for options in ({}, {"force_terminal": True, "no_color": True}, {"encoding": "ascii"}):
         plain = re.sub(r"\x1b\[[0-9;]*m", "", shown(a_status.status(), **options))
         done, rest = ("#", ".") if "encoding" in options else ("━", "─")
-        assert line(plain, "memory") == f"memory {done * 20}{rest * 12} 768.0 GiB of 1.2 TiB (64 %)"
+        assert line(plain, f"memory {done}") == f"memory {done * 20}{rest * 12} 768.0 GiB of 1.2 TiB (64 %)"
 
 
 def test_a_bar_is_full_only_when_all_is_done():

@@ -8,7 +8,16 @@ from ckptd.core.policy import Policy
 from ckptd.daemon import status
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.schemes import Scheme
-from ckptd.shared.protocol.status import CheckpointStatus, DrainStatus, JobStatus, NodeStatus, RankStatus
+from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.protocol.status import (
+    CheckpointStatus,
+    DrainStatus,
+    JobStatus,
+    NodeStatus,
+    PaceStatus,
+    RankStatus,
+    RestoreStatus,
+)
 from tests.runs import RUN
 from tests.unit.core.a_job import KEY, AJob
 from tests.unit.core.nodes import a_cluster
@@ -64,7 +73,11 @@ def test_a_job_that_has_not_saved():
         JobStatus(
             job="job", store="/store", incarnation=1, world_size=2, ranks=[a_rank(0), a_rank(1)], checkpoints=[],
             drain=None, errors=["quota exceeded"], scheme=str(shown(job).scheme), set_size=shown(job).set_size,
-            coordinator="node", nodes=[a_node()], degraded=[], silent=[], preempt_step=None, ends={},
+            coordinator="node", nodes=[a_node()], degraded=[], silent=[], preempt_step=None, ends={}, restore=None,
+            pace=PaceStatus(
+                save_every_s=None, save_every_steps=None, drain_s=None, drain_bytes_per_s=None, outrun=0
+            ),
+            histograms=job.catalogue.jobs[KEY].coordinator.timings.histograms(),
         )
     ]  # fmt: skip
 
@@ -77,7 +90,7 @@ def test_a_save_that_one_rank_has_staged():
     (found,) = job_status.checkpoints
     assert found.reason.startswith("waits for rank 1: every rank calls save")
     values = {"milestone": None, "tiers": [], "ranks": 1, "nbytes": 10, "age_s": 7.0, "reason": found.reason}
-    assert found == a_checkpoint(ONE, phase="staging", **values)
+    assert found == a_checkpoint(ONE, phase="staging", missing=[(1, 1)], **values)
     assert job_status.ranks == [a_rank(0, slots_in_use=1, newest_step=10), a_rank(1)]
     assert job_status.drain is None
 
@@ -96,6 +109,46 @@ def test_a_drain_that_runs():
     assert job_status.nodes == [a_node(drain_nbytes=20, drain_nbytes_done=8)]
     in_use = {"slots_in_use": 1, "newest_step": 10, "drain_nbytes": 10}
     assert job_status.ranks == [a_rank(0, **in_use, drain_nbytes_done=3), a_rank(1, **in_use, drain_nbytes_done=5)]
+
+
+def test_a_drain_has_an_estimate_from_its_first_second_by_the_rate_of_the_last_one():
+    job = running()
+    job.stage_all(ONE)
+    assert shown(job).drain.seconds_left is None, "nothing is known of the store yet"
+    job.tick(4.0)
+    job.drain(ONE)
+    job.stage_all(TWO)
+    drain = shown(job).drain
+    assert (drain.save, drain.nbytes_done, drain.bytes_per_s, drain.seconds_left) == (TWO, 0, 0.0, 4.0)
+    job.tick(1.0)
+    job.say(ev.DrainMoved(job=KEY, save=TWO, by_rank=((0, 5), (1, 5))))
+    assert shown(job).drain.seconds_left == 1.0, "its own rate, once it has one"
+
+
+def test_a_load_says_who_has_called_it_and_who_has_read():
+    job = running()
+    job.stage_all(ONE)
+    for rank in range(2):
+        job.gone(rank)
+    job.start("b", number=2)
+    assert shown(job).restore is None
+    job.ask_load(0, "b")
+    job.hold()
+    job.tick(6.0)
+    found = shown(job).restore
+    assert (found.phase, found.step, found.ranks, found.missing) == ("collecting", None, 1, [(1, 1)])
+    assert found.seconds >= 6.0
+    job.ask_load(1, "b")
+    job.number(3)
+    job.scan()
+    job.hold()
+    found = shown(job).restore
+    assert isinstance(found, RestoreStatus)
+    assert (found.phase, found.step, found.ranks, found.missing) == ("reading", 10, 0, [(0, 1)])
+    for rank in range(2):
+        job.report(rank, ONE, Tier.ARENA, session="b")
+    job.hold()
+    assert shown(job).restore is None
 
 
 def test_a_drain_that_is_committed_now():
