@@ -64,8 +64,9 @@ class Flow:
             self._free_at_s = due_s
         time.sleep(max(0.0, due_s - time.monotonic()))
 
-    def wrote(self, name: str, nbytes: int) -> None:
-        """Counts nbytes of the file as written, and reports."""
+    def wrote(self, name: str, nbytes: int) -> int:
+        """Counts nbytes of the file as written, and reports. Returns how many are."""
         with self._lock:
             self._done[name] += nbytes
             self._report(self._done)
+            return self._done[name]

@@ -12,6 +12,7 @@ from tests.cluster import ROOT
 
 PAGE = pathlib.Path(ROOT) / "docs" / "status-captures.md"
 COLUMNS = 80
+_FENCE = "```"
 
 
 def rendered(status: Status, *, nodes: bool = False, columns: int = COLUMNS) -> str:
@@ -28,10 +29,10 @@ def _block_re(name: str) -> re.Pattern[str]:
 
 
 def captured(name: str) -> str:
-    """The block of a situation, without its indents."""
+    """The block of a situation, without its fence."""
     found = _block_re(name).search(PAGE.read_text(encoding="utf-8"))
     assert found, f"the page has no capture {name!r}"
-    return "\n".join(line.removeprefix("    ") for line in found[0].strip("\n").split("\n"))
+    return found[0].strip("\n").removeprefix(f"{_FENCE}text\n").removesuffix(f"\n{_FENCE}")
 
 
 def names() -> list[str]:
@@ -41,7 +42,7 @@ def names() -> list[str]:
 
 def put(name: str, text: str) -> None:
     """Writes a capture into the page."""
-    block = "\n".join(f"    {line}".rstrip() for line in text.split("\n"))
+    block = f"{_FENCE}text\n{text}\n{_FENCE}"
     page = PAGE.read_text(encoding="utf-8")
     assert _block_re(name).search(page), f"the page has no place for {name!r}"
     PAGE.write_text(_block_re(name).sub(lambda _: f"\n{block}\n\n", page), encoding="utf-8")

@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import threading
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 
 from ckptd.shared.base.ids import SetName
 from ckptd.shared.format.slot import align_up
@@ -13,7 +15,10 @@ from ckptd.store.posix.scan import Place, committed_at
 from ckptd.system import failpoints
 from ckptd.system.files import FileLayer, is_temp, temp_name
 
-CHUNK_NBYTES = 16 << 20  # of one write
+CHUNK_NBYTES = 16 << 20  # of one write at most
+_LEAST_NBYTES = 256 << 10  # where that takes long
+_FIRST_NBYTES = 1 << 20  # nothing is known of the store yet
+_WRITE_S = 0.25  # so long a write may take: what is written is reported after each
 _FILES_AT_ONCE = 2  # one file's sync runs beside the next one's writes
 
 
@@ -94,25 +99,65 @@ def write_image(  # noqa: PLR0913, PLR0917 - whose bytes, and where they go
     failpoints.reach("drain.after-file-rename")
 
 
+class _Cuts:
+    """The ranges of one file's writes, in order: as large as the store takes in ``_WRITE_S``, by the last write.
+
+    A range ends at a multiple of its size, so that large ones lie where they would without the small ones before.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._lock = threading.Lock()
+        self._nbytes, self._at = nbytes, 0
+        self._size = min(_FIRST_NBYTES, CHUNK_NBYTES)
+
+    def next(self) -> tuple[int, int] | None:
+        """The range of the next write; None: there is none."""
+        with self._lock:
+            if (start := self._at) >= self._nbytes:
+                return None
+            self._at = min((start // self._size + 1) * self._size, self._nbytes)
+            return start, self._at
+
+    def took(self, nbytes: int, seconds: float) -> None:
+        """A write ended well."""
+        able, size = nbytes / max(seconds, 1e-9) * _WRITE_S, CHUNK_NBYTES
+        while size > able and size > _LEAST_NBYTES:
+            size //= 2
+        with self._lock:
+            self._size = size
+
+    def stop(self) -> None:
+        """A write failed: no other begins."""
+        with self._lock:
+            self._at = self._nbytes
+
+
 def _write_all(fs: FileLayer, fd: int, image: Image, flow: Flow) -> None:
-    end = align_up(image.nbytes)
+    cuts = _Cuts(align_up(image.nbytes))
     half_nbytes = image.nbytes // 2
 
-    def write(start: int) -> int:
-        stop = min(start + CHUNK_NBYTES, end)
+    def write_some() -> None:
+        try:
+            while (cut := cuts.next()) is not None:
+                write(*cut)
+        except BaseException:
+            cuts.stop()
+            raise
+
+    def write(start: int, stop: int) -> None:
+        began_s = time.monotonic()
         flow.pace(stop - start)
         with image.window(start, stop), image.source[start:stop] as chunk:
             fs.pwrite(fd, chunk, start)
-        return min(stop, image.nbytes) - start
+        cuts.took(stop - start, time.monotonic() - began_s)
+        if flow.wrote(image.name, min(stop, image.nbytes) - start) >= half_nbytes:
+            failpoints.reach("drain.half-written")
 
     pool = ThreadPoolExecutor(flow.writers)
     try:
-        done = 0
-        for future in as_completed([pool.submit(write, start) for start in range(0, end, CHUNK_NBYTES)]):
-            done += future.result()
-            flow.wrote(image.name, future.result())
-            if done >= half_nbytes:
-                failpoints.reach("drain.half-written")
+        for future in [pool.submit(write_some) for _ in range(flow.writers)]:
+            future.result()
     finally:
         # The writes in flight end before the descriptor and the mapping they use are given back.
-        pool.shutdown(cancel_futures=True)
+        cuts.stop()
+        pool.shutdown()

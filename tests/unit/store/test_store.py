@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import shutil
@@ -810,3 +811,41 @@ def test_two_votes_of_a_node_that_differ_about_a_rank_are_not_committed(key) -> 
     assert "node1 and node1 differ about r00001" in scan(fs, key).partials[0].missing
     with pytest.raises(DamagedError, match="node1 and node1 differ about r00001"):
         commit(fs, key, SAVE, "test")
+
+
+def cut(nbytes: int, seconds_of) -> list[tuple[int, int]]:
+    """The ranges of a file's writes, each of which takes as long as it is said to."""
+    cuts, found = image_writer._Cuts(nbytes), []
+    while (one := cuts.next()) is not None:
+        found.append(one)
+        cuts.took(one[1] - one[0], seconds_of(one[1] - one[0]))
+    return found
+
+
+def test_writes_are_as_large_as_the_store_takes_and_lie_where_large_ones_lie() -> None:
+    mb = 1 << 20
+    assert cut(50 * mb, lambda n: n / (500 * mb)) == [
+        (0, mb), (mb, 16 * mb), (16 * mb, 32 * mb), (32 * mb, 48 * mb), (48 * mb, 50 * mb)
+    ]  # fmt: skip
+    slow = cut(4 * mb, lambda n: n / (2 * mb))  # half a MiB in a quarter of a second
+    assert slow[:3] == [(0, mb), (mb, 3 * mb // 2), (3 * mb // 2, 2 * mb)]
+    assert {stop - start for start, stop in slow[1:]} == {mb // 2}
+    assert min(stop - start for start, stop in cut(2 * mb, lambda n: 60.0)) == 256 << 10, "and no smaller"
+    for ranges in (slow, cut(50 * mb + 4096, lambda n: n / (30 * mb))):
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(ranges)), "nothing is left out, nothing twice"
+
+
+def test_progress_of_a_slow_store_is_reported_below_the_size_of_a_large_write(key, tmp_path) -> None:
+    class Slow(FileLayer):
+        def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
+            time.sleep(len(data) / (8 << 20))
+            super().pwrite(fd, data, offset)
+
+    seen: list[float] = []
+    fs, place = Slow(), Place(key, SAVE)
+    make_set(fs, place, SET)
+    slot = write_slot(tmp_path / "slot", key, SAVE, some_tensors(8 << 20))
+    began = time.monotonic()
+    write_image(fs, place, SET, image_of(slot), Flow(writers=1, report=lambda _: seen.append(time.monotonic())))
+    assert seen[0] - began < 0.5, "after 1 MiB; all 8 in one write took a second"
+    assert len(seen) >= 4
