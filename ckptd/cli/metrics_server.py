@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from ckptd.arena.ask import ask_status
 from ckptd.cli.view.metrics import families
+from ckptd.daemon.liveness import living
 from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.bulk.sockets import close_both_ways
 
@@ -26,19 +27,27 @@ class _Daemon(Collector):
     def __init__(self, arena: str, timeout_s: float) -> None:
         self._arena, self._timeout_s = arena, timeout_s
 
+    def _unserved(self) -> int:
+        try:
+            return len(living(self._arena))
+        except OSError:  # it is another user's
+            return 0
+
     def collect(self) -> Iterator[Metric]:
         """What the daemon says now."""
         try:
             status = ask_status(self._arena, self._timeout_s)
         except CkptdError:
             status = None
+        unserved = 0 if status is not None else self._unserved()
         yield GaugeMetricFamily("ckptd_up", "Whether the daemon answers.", value=status is not None)
+        yield GaugeMetricFamily("ckptd_ranks_unserved", "Ranks that live while no daemon answers.", value=unserved)
         if status is not None:
             yield from families(status)
 
 
 def registry_of(arena: str, timeout_s: float) -> CollectorRegistry:
-    """Each collection asks the arena's daemon; without an answer in time the only sample is ckptd_up 0."""
+    """Each collection asks the arena's daemon; without an answer in time it counts the ranks that live without one."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Daemon(arena, timeout_s))
     return registry

@@ -7,12 +7,14 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 import urllib.request
 
 import pytest
 
 from tests import pythons
 from tests.cluster import ROOT, Node, wait_for
+from tests.faults.ranks import Ranks
 from tests.ports import free_ports
 
 FILES = os.path.join(ROOT, "deploy/prometheus")
@@ -70,6 +72,10 @@ def test_prometheus_scrapes_a_daemon_by_that_configuration_and_judges_it_by_thos
         found = (ask(f"query?query={name}") or {}).get("result")
         return found[0]["value"][1] if found else None
 
+    def alerts():
+        """Pending ones, too."""
+        return [alert["labels"]["alertname"] for alert in ask("alerts")["alerts"]]
+
     serve = [sys.executable, "-m", "ckptd", "metrics", "--port", str(exporter)]
     options = [f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
     with (
@@ -81,4 +87,12 @@ def test_prometheus_scrapes_a_daemon_by_that_configuration_and_judges_it_by_thos
         wait_for(lambda: value("ckptd_up") == "1", 60, every_s=0.2)
         node.stop()
         wait_for(lambda: value("ckptd_up") == "0", 60, every_s=0.2)
-        wait_for(lambda: "CkptdDown" in [alert["labels"]["alertname"] for alert in ask("alerts")["alerts"]], 60)
+        time.sleep(3.0)  # of three scrapes and as many looks
+        assert alerts() == [], "nobody needs a daemon"
+        node.start()
+        with Ranks(node) as ranks:
+            ranks.call("connect")
+            wait_for(lambda: value("ckptd_ranks_alive") == "1", 60, every_s=0.2)
+            node.kill()
+            wait_for(lambda: value("ckptd_ranks_unserved") == "1", 60, every_s=0.2)
+            wait_for(lambda: "CkptdDown" in alerts(), 60)

@@ -1,14 +1,29 @@
 """A daemon's status as Prometheus metrics: names, units and labels. Pure."""
 
 from collections.abc import Iterator
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
 from prometheus_client.metrics_core import Metric
+from prometheus_client.utils import floatToGoString
 
+from ckptd.cli.view.unsafe import RULES, judged
 from ckptd.shared.protocol.messages import End, Milestone
-from ckptd.shared.protocol.status import CheckpointStatus, JobStatus, Status
+from ckptd.shared.protocol.status import CheckpointStatus, Histogram, JobStatus, Status
 
 _JOB = ("job_name", "store")  # Prometheus has a label job of its own
+_HISTOGRAMS: dict[str, tuple[str, str, str]] = {  # by what they are of: name, help, and what its label is called
+    "drain_bytes_per_s": ("drain_rate_bytes_per_second", "Of drains that ended well, all nodes together.", ""),
+    "restore": ("restore_seconds", "Of loads, from the first rank's call to the last one's end.", "tier"),
+    **dict.fromkeys(
+        map(str, Milestone), ("save_seconds", "Of saves, from the first rank to the milestone.", "milestone")
+    ),
+}
 
 
 def families(status: Status) -> Iterator[Metric]:
@@ -28,7 +43,8 @@ def families(status: Status) -> Iterator[Metric]:
     yield turns
     yield _gauge("longest_turn_seconds", "The longest turn of the daemon's loop.", status.longest_turn_s)
     yield from _of_stores(status)
-    yield from _of_jobs(status)
+    yield from _of_jobs(judged(status))
+    yield from _histograms(status.jobs)
 
 
 def _gauge(name: str, help_text: str, value: float) -> Metric:
@@ -40,8 +56,25 @@ def _of_stores(status: Status) -> Iterator[Metric]:
     bad = GaugeMetricFamily("ckptd_store_problem", "1 while the store's worker reports a problem.", labels=["store"])
     for worker in status.workers:
         busy.add_metric([worker.store], worker.busy)
-        bad.add_metric([worker.store], bool(worker.problem))
+        bad.add_metric([worker.store], bool(worker.problem) or worker.silent)
     yield from (busy, bad)
+
+
+def _histograms(jobs: list[JobStatus]) -> Iterator[Metric]:
+    families: dict[str, HistogramMetricFamily] = {}
+    for job in jobs:
+        for one in job.histograms:
+            name, help_text, label = _HISTOGRAMS[one.what]
+            labels = [*_JOB, *([label] if label else [])]
+            family = families.setdefault(name, HistogramMetricFamily(f"ckptd_{name}", help_text, labels=labels))
+            value = [one.tier or one.what] if label else []
+            family.add_metric([job.job, job.store, *value], buckets=_buckets(one), sum_value=one.total)
+    yield from families.values()
+
+
+def _buckets(one: Histogram) -> list[tuple[str, float]]:
+    bounds = [*map(floatToGoString, one.bounds), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(one.counts)), strict=True))
 
 
 class _Jobs:
@@ -77,6 +110,10 @@ def _of_jobs(status: Status) -> Iterator[Metric]:
             found.add(job, "newest_step", "The newest checkpoint that reached it.", step, milestone=milestone)
             found.add(job, "newest_age_seconds", "Since that one was staged.", age, milestone=milestone)
         _add_drain(found, job)
+        _add_pace(found, job)
+        codes = {one.code for one in status.unsafe if one.job == job.job}
+        for rule in RULES:
+            found.add(job, "unsafe", "1 while status says so.", rule.code in codes, code=rule.code)
     return iter(found.families.values())
 
 
@@ -91,6 +128,12 @@ def _newest(checkpoints: list[CheckpointStatus], milestone: Milestone) -> Checkp
         if c.milestone is not None and order.index(Milestone(c.milestone)) >= order.index(milestone)
     )
     return next(reached, None)
+
+
+def _add_pace(found: _Jobs, job: JobStatus) -> None:
+    if job.pace is not None:
+        found.add(job, "save_interval_seconds", "Between saves that are due to be drained.", job.pace.save_every_s)
+        found.add(job, "drain_seconds", "What the store takes for a save.", job.pace.drain_s)
 
 
 def _add_drain(found: _Jobs, job: JobStatus) -> None:

@@ -87,6 +87,20 @@ def test_its_jobs(told):
     assert of(told, "ckptd_newest_step", "tiny", milestone="staged") is None
 
 
+def test_how_long_saves_take_and_what_is_not_safe(told):
+    assert of(told, "ckptd_save_seconds_bucket", "llama-7b", milestone="staged", le="1.0") == 2
+    assert of(told, "ckptd_save_seconds_bucket", "llama-7b", milestone="staged", le="+Inf") == 3
+    assert of(told, "ckptd_save_seconds_count", "llama-7b", milestone="staged") == 3
+    assert of(told, "ckptd_save_seconds_sum", "llama-7b", milestone="staged") == 4.5
+    assert of(told, "ckptd_restore_seconds_count", "llama-7b", tier="arena") == 1
+    assert of(told, "ckptd_drain_rate_bytes_per_second_count", "llama-7b") == 1
+    assert of(told, "ckptd_save_interval_seconds", "llama-7b") == 20.0
+    assert of(told, "ckptd_drain_seconds", "llama-7b") == 34.0
+    assert of(told, "ckptd_unsafe", "llama-7b", code="store_slow") == 1
+    assert of(told, "ckptd_unsafe", "llama-7b", code="ranks_missing") == 0
+    assert of(told, "ckptd_drain_seconds", "tiny") is None
+
+
 def test_names_and_labels_keep_to_the_rules_whatever_a_job_is_called():
     status = a_status.status()
     job = msgspec.structs.replace(status.jobs[0], store='/s/"quoted"\\\n{x}')
@@ -98,10 +112,11 @@ def test_names_and_labels_keep_to_the_rules_whatever_a_job_is_called():
 
 def test_the_page_and_the_alerts_name_what_there_is(told):
     there = {name for name, *_ in told} | {"ckptd_up"}
+    there = {re.sub(r"_(bucket|count|sum)$", "", name) for name in there}
     page = set(re.findall(r"`(ckptd_[a-z_]+)`", (ROOT / "docs/metrics.md").read_text()))
-    assert page == there | {"ckptd_nodes", "ckptd_nodes_reachable"}
+    assert page == there | {"ckptd_nodes", "ckptd_nodes_reachable", "ckptd_ranks_unserved"}
     alerts = (ROOT / "deploy/prometheus/alerts.yml").read_text()
-    assert set(re.findall(r"ckptd_[a-z_]+", alerts)) <= page
+    assert {re.sub(r"_count$", "", name) for name in re.findall(r"\bckptd_[a-z_]+", alerts)} <= page
 
 
 def test_what_is_durable_is_reported_however_many_newer_ones_there_are():
@@ -132,7 +147,7 @@ def test_a_real_daemon_is_scraped_and_one_that_is_gone_is_said_to_be(tmp_path):
             assert second.returncode == 2
             assert f"cannot serve metrics at 127.0.0.1 port {port}: Address already in use" in second.stderr
             node.stop()
-            assert scrape(port) == {("ckptd_up",): 0}
+            assert scrape(port) == {("ckptd_up",): 0, ("ckptd_ranks_unserved",): 0}
             exporter.terminate()
             assert exporter.wait(60) == 0
         finally:

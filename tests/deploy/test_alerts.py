@@ -1,0 +1,144 @@
+"""deploy/prometheus/alerts.yml by promtool: no alert in a day of short jobs, and each in its fault.
+
+The series are those that ``ckptd metrics`` makes of a status: of jobs that were driven into a situation.
+"""
+
+import itertools
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import msgspec
+import pytest
+import yaml
+
+from ckptd.cli.view.metrics import families
+from ckptd.shared.protocol.status import WorkerStatus
+from tests.cluster import ROOT
+from tests.situations import driven
+from tests.unit import a_status
+
+RULES = os.path.join(ROOT, "deploy/prometheus/alerts.yml")
+PROMTOOL = shutil.which("promtool")
+USED = set(re.findall(r"\bckptd_[a-z_]+", pathlib.Path(RULES).read_text(encoding="utf-8")))
+NAMES = re.findall(r"- alert: (\w+)", pathlib.Path(RULES).read_text(encoding="utf-8"))
+DAY = 24 * 60  # minutes
+SHORT = 20  # of a job
+BETWEEN = 10  # of two jobs: no daemon runs
+INSTANCE = "node01:9440"
+
+pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="no promtool is installed (Debian: prometheus)")
+
+
+def series(status, up=1, unserved=0):
+    """Name and labels, and value, of each series that an alert looks at."""
+    found = [("ckptd_up", {}, up), ("ckptd_ranks_unserved", {}, unserved)]
+    samples = itertools.chain.from_iterable(family.samples for family in families(status)) if status else ()
+    found += [(one.name, one.labels, one.value) for one in samples]
+    for name, labels, value in found:
+        if name in USED:
+            text = ",".join(f'{key}="{value}"' for key, value in ({"instance": INSTANCE} | labels).items())
+            yield f"{name}{{{text}}}", value
+
+
+def constant(status, minutes=120, *, staged=0, durable=0, **words):
+    """The situation lasts. staged, durable: so many saves a minute reach them."""
+    rates = {'milestone="staged"': staged, 'milestone="durable"': durable}
+    for name, value in series(status, **words):
+        more = next((rate for word, rate in rates.items() if "_count" in name and word in name), 0)
+        yield {"series": name, "values": f"{value:g}+{more}x{minutes}"}
+
+
+def fired(tmp_path, inputs, minutes):
+    """Names of the alerts that fire at some of these minutes, by promtool."""
+    none = [{"eval_time": f"{m}m", "alertname": name, "exp_alerts": []} for m in minutes for name in NAMES]
+    one = {"interval": "1m", "input_series": list(inputs), "alert_rule_test": none}
+    path = tmp_path / "test.yml"
+    path.write_text(yaml.safe_dump({"rule_files": [RULES], "evaluation_interval": "1m", "tests": [one]}))
+    command = [PROMTOOL, "test", "rules", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    said = done.stdout + done.stderr
+    names = set(re.findall(r"alertname: ?(\w+), time", said))
+    assert bool(names) == bool(done.returncode), said
+    return names
+
+
+def healthy_status():
+    """All is durable, nothing waits."""
+    job = driven.SlowStore(slots_per_rank=8)
+    for rank in range(2):
+        job.say(driven.ev.RankFound(job=driven.a_job.KEY, rank=rank, session="a", pid=4100 + rank, host="gpu01"))
+    job.start()
+    job.stage_all(driven.save(1))
+    job.tick(2.0)
+    job.drain(driven.save(1))
+    job.tick(1.0)
+    return driven.of_jobs(driven.builder.jobs(job.catalogue.jobs, job.now, {}), "gpu01")
+
+
+def test_no_alert_in_a_healthy_day_of_many_short_jobs(tmp_path):
+    inputs: dict[str, list[str]] = {}
+    up = []
+    status = healthy_status()
+    for number, begin in enumerate(range(0, DAY, SHORT + BETWEEN)):
+        (job,) = status.jobs
+        named = msgspec.structs.replace(status, jobs=[msgspec.structs.replace(job, job=f"job-{number}")])
+        up.append(f"1x{SHORT - 1} 0x{BETWEEN - 1}")
+        for name, value in series(named):
+            if not name.startswith(("ckptd_up", "ckptd_ranks_unserved")):
+                before = f"_x{begin} " if begin else ""
+                step = 1 if "_count" in name else 0
+                inputs[name] = [f"{before}{value:g}+{step}x{SHORT - 1} stale"]
+    always = [
+        {"series": f'ckptd_up{{instance="{INSTANCE}"}}', "values": " ".join(up)},
+        {"series": f'ckptd_ranks_unserved{{instance="{INSTANCE}"}}', "values": f"0x{DAY}"},
+    ]
+    all_series = [*always, *({"series": name, "values": " ".join(values)} for name, values in inputs.items())]
+    assert fired(tmp_path, all_series, range(15, DAY, 97)) == set()
+
+
+def hung():
+    job = healthy_status().jobs[0]
+    worker = WorkerStatus(store=job.store, pid=7, busy=1, idle_s=900.0)
+    return msgspec.structs.replace(healthy_status(), workers=[worker])
+
+
+def missing():
+    (job,) = healthy_status().jobs
+    waits = a_status.checkpoint(
+        100,
+        "staging",
+        ranks=1,
+        reason="waits for rank 1: every rank calls save",
+        missing=[(1, 1)],
+        tiers=[],
+        world_size=2,
+    )
+    return msgspec.structs.replace(
+        healthy_status(), jobs=[msgspec.structs.replace(job, checkpoints=[waits, *job.checkpoints])]
+    )
+
+
+FAULTS = {
+    "CkptdDown": lambda: constant(None, up=0, unserved=8),
+    "CkptdNothingDurable": lambda: constant(healthy_status(), staged=1),
+    "CkptdDegraded": lambda: constant(driven.node_lost(), staged=1, durable=1),
+    "CkptdStore": lambda: constant(hung(), staged=1, durable=1),
+    "CkptdRanksMissing": lambda: constant(missing(), staged=1, durable=1),
+    "CkptdStoreSlow": lambda: constant(driven.store_slow(), staged=1, durable=1),
+}
+
+
+def test_every_alert_has_its_fault():
+    assert set(FAULTS) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_alert_fires_in_its_fault_and_no_other_does(name, tmp_path):
+    assert fired(tmp_path, FAULTS[name](), [115]) == {name}
+
+
+def test_a_daemon_that_left_after_its_last_job_pages_for_nothing(tmp_path):
+    assert fired(tmp_path, constant(None, up=0, unserved=0), [115]) == set()
