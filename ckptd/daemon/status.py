@@ -22,7 +22,6 @@ from ckptd.shared.protocol.status import (
     RestoreStatus,
 )
 
-_MAX_NODES = 16384
 _MAX_CHECKPOINTS = 32
 
 
@@ -47,7 +46,7 @@ def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
         scheme=str(view.scheme),
         set_size=view.set_size,
         coordinator=view.coordinator,
-        nodes=[_node(node, job) for node in view.nodes[:_MAX_NODES]],
+        nodes=[_node(node, job) for node in view.nodes],
         degraded=list(view.degraded),
         preempt_step=_preempt_step(job),
         store_seen=seen,

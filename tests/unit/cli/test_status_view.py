@@ -248,6 +248,31 @@ def test_of_a_thousand_nodes_the_worst_come_first_and_the_rest_is_summed_up():
     )
 
 
+def ten_thousand(done):
+    """In a drain, seven nodes lost. done: of each node's share, which differ by less than a tenth."""
+    lost = {3, *range(7, 13)}
+    nodes = [
+        a_status.node(
+            number, node=f"gpu-{number:05d}", set_index=number // 8, reachable=number not in lost,
+            drain_nbytes=40 * a_status.GIB, drain_nbytes_done=int((done + number % 5) * a_status.GIB),
+        )
+        for number in range(10_000)
+    ]  # fmt: skip
+    sets = [f"set {n // 8} makes no parity while it hears nothing of gpu-{n:05d}" for n in sorted(lost)]
+    return of_nodes(*nodes, degraded=sets, world_size=80_000, ranks=[], errors=[], pace=None)
+
+
+def test_the_page_of_ten_thousand_nodes_is_low_and_calm():
+    pages = [shown(ten_thousand(done), nodes=True) for done in (20.0, 20.2)]
+    for text in pages:
+        assert len(text.splitlines()) < 50
+        assert "nodes gpu-[00003,00007-00012] (of 10,000) do not answer" in " ".join(text.split())
+        assert line(text, "degraded 7 sets") == "degraded 7 sets make no parity while nodes do not answer"
+    names = [[row.split()[0] for row in text.splitlines() if row.startswith("  gpu-")] for text in pages]
+    assert names[0] == names[1], "rows keep their places from one look to the next"
+    assert len(pages[0].splitlines()) == len(pages[1].splitlines())
+
+
 def test_the_same_trouble_of_many_nodes_is_one_and_versions_that_differ_are_one():
     problem = ["disk quota exceeded"]
     nodes = [a_status.node(n, report=a_status.report(n, problems=problem if n else [])) for n in range(8)]
