@@ -85,7 +85,7 @@ def test_no_alert_in_a_healthy_day_of_many_short_jobs(tmp_path):
     for number, begin in enumerate(range(0, DAY, SHORT + BETWEEN)):
         (job,) = status.jobs
         named = msgspec.structs.replace(status, jobs=[msgspec.structs.replace(job, job=f"job-{number}")])
-        up.append(f"1x{SHORT - 1} 0x{BETWEEN - 1}")
+        up.append(f"1+0x{SHORT - 1} 0+0x{BETWEEN - 1}")
         for name, value in series(named):
             if not name.startswith(("ckptd_up", "ckptd_ranks_unserved")):
                 before = f"_x{begin} " if begin else ""
@@ -93,7 +93,7 @@ def test_no_alert_in_a_healthy_day_of_many_short_jobs(tmp_path):
                 inputs[name] = [f"{before}{value:g}+{step}x{SHORT - 1} stale"]
     always = [
         {"series": f'ckptd_up{{instance="{INSTANCE}"}}', "values": " ".join(up)},
-        {"series": f'ckptd_ranks_unserved{{instance="{INSTANCE}"}}', "values": f"0x{DAY}"},
+        {"series": f'ckptd_ranks_unserved{{instance="{INSTANCE}"}}', "values": f"0+0x{DAY}"},
     ]
     all_series = [*always, *({"series": name, "values": " ".join(values)} for name, values in inputs.items())]
     assert fired(tmp_path, all_series, range(15, DAY, 97)) == set()
