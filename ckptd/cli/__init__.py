@@ -122,8 +122,9 @@ def invoke(args: Sequence[str]) -> int:
 
 
 def _refuse_urls(args: Sequence[str]) -> None:
-    """What looks like a bucket would be taken for a directory of that name below this one."""
-    for url in filter(_URL_RE.match, args):
+    """What looks like a bucket would be taken for a directory of that name below this one; a collector has a URL."""
+    paths = [word for before, word in zip(["", *args], args, strict=False) if before != "--otlp"]
+    for url in filter(_URL_RE.match, paths):
         raise UsageError(
             f"{url} is no directory", hint="ckptd reads and writes directories: give one, or a mount of it"
         )

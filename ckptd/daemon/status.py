@@ -40,7 +40,7 @@ def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
         incarnation=job.coordinator.sessions.incarnation,
         world_size=job.coordinator.sessions.world_size,
         ranks=ranks(job),
-        checkpoints=_shown(checkpoints(job, now)),
+        checkpoints=_shown(checkpoints(job, now, view)),
         drain=_drain(job, now),
         errors=list(errors),
         scheme=str(view.scheme),
@@ -147,9 +147,9 @@ def _node(view: NodeView, job: Job) -> NodeStatus:
     )
 
 
-def checkpoints(job: Job, now: float) -> list[CheckpointStatus]:
-    """Every save that is on its way, in memory or on the store, newest first."""
-    saves, protected = job.coordinator.facts, _protection(job).protected
+def checkpoints(job: Job, now: float, view: ProtectionView | None = None) -> list[CheckpointStatus]:
+    """Every save that is on its way, in memory or on the store, newest first. view: of the job, if that is made."""
+    saves, protected = job.coordinator.facts, (view or _protection(job)).protected
     out = {
         save: _of_record(record, save in saves.on_store, save in protected, now)
         for save, record in saves.records.items()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from ckptd.shared.base.wording import runs
 from ckptd.system import human
@@ -12,9 +13,10 @@ _NUMBER_RE = re.compile(r"([0-9]+)")
 _LAST_NUMBER_RE = re.compile(r"^(.*?)([0-9]+)([^0-9.]*(?:\..*)?)$", re.DOTALL)
 
 
-def natural(name: str) -> list[tuple[int, str]]:
+@lru_cache(1 << 15)  # a page sorts the names of all nodes several times
+def natural(name: str) -> tuple[tuple[int, str], ...]:
     """A key to sort names as people count: node2 before node10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER_RE.split(name)]
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER_RE.split(name))
 
 
 def named(nodes: Sequence[str]) -> str:

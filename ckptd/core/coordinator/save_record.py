@@ -41,6 +41,7 @@ class Record:
     failures: int = 0
     commit_failures: int = 0
     error: str = ""
+    _compared: tuple[int, Compared] | None = None  # and as of which change
 
     @property
     def nbytes(self) -> int:
@@ -62,8 +63,10 @@ class Record:
 
     @property
     def compared(self) -> Compared:
-        """How far the attestations prove that what its ranks hold alike is the same."""
-        return compared(self.attestations)
+        """How far the attestations prove that what its ranks hold alike is the same. Sought once for what is held."""
+        if self._compared is None or self._compared[0] != self.changes:  # each attestation comes with a segment
+            self._compared = self.changes, compared(self.attestations)
+        return self._compared[1]
 
     @property
     def end(self) -> End | None:
