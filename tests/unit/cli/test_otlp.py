@@ -1,6 +1,7 @@
 """Metrics pushed over OTLP: what a collector gets, from a real command beside a real daemon."""
 
 import http.server
+import os
 import subprocess
 import sys
 import threading
@@ -47,7 +48,8 @@ def test_a_collector_gets_what_prometheus_would(tmp_path):
     with Node(str(tmp_path)) as node, Collector() as collector:
         node.start()
         verb = [sys.executable, "-m", "ckptd", "metrics", "--otlp", collector.url, "--interval", "1"]
-        pushing = pythons.Popen(verb, env=node.environ(), stderr=subprocess.PIPE, text=True)
+        path = os.pathsep.join(filter(None, sys.path))  # where this process has found the extra
+        pushing = pythons.Popen(verb, env=node.environ(PYTHONPATH=path), stderr=subprocess.PIPE, text=True)
         try:
             assert pushing.stderr.readline() == f"pushing to {collector.url} every 1 s\n"
             wait_for(lambda: len(collector.got) >= 2, 60)
