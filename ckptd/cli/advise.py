@@ -1,7 +1,6 @@
 """``ckptd advise``: how often a job should save and drain, from its journal. Needs no daemon."""
 
 import click
-import msgspec
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
@@ -16,6 +15,14 @@ from ckptd.system import human
 from ckptd.system.units import parse_duration_s
 
 SCHEMA = 1
+
+
+class Output(Advice, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int = SCHEMA
+    job: str
+    store: str
 
 
 @click.command(epilog=common.example("ckptd advise llama-7b", "ckptd advise --mtbf 3h /scratch/$USER/ckpt/llama-7b"))
@@ -33,8 +40,8 @@ def command(target: str, store: str | None, mtbf: str | None, as_json: bool) -> 
     if isinstance(advice, str):
         raise CkptdError(f"no advice for {history.where}: {advice}", hint=f"what it has: ckptd history {history.where}")
     if as_json:
-        said = msgspec.to_builtins(advice)
-        common.print_json({"schema": SCHEMA, "job": history.key.job, "store": history.key.store, **said})
+        said = {name: getattr(advice, name) for name in Advice.__struct_fields__}
+        common.print_json(Output(job=history.key.job, store=history.key.store, **said))
     else:
         common.show(_view(advice, history.where))
     return 0

@@ -17,6 +17,7 @@ from ckptd.history.summary import RunRow, Summary, rows, store_bytes_per_s
 from ckptd.system import human
 
 SCHEMA = 1
+Output = Summary  # of --json
 _NARROW_COLUMNS = 100
 _LAST = 10  # losses and restores that are listed where they were not asked for
 

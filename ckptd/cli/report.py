@@ -4,6 +4,7 @@ import contextlib
 import os
 
 import click
+import msgspec
 
 from ckptd.cli import common, journals
 from ckptd.cli.advise import mtbf_of
@@ -13,6 +14,16 @@ from ckptd.history.advice import advise
 from ckptd.system import human
 
 SCHEMA = 1
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int = SCHEMA
+    path: str
+    nbytes: int
+    runs: int
+    damaged: int
 
 
 @click.command(epilog=common.example("ckptd report llama-7b -o report.html"))
@@ -33,8 +44,8 @@ def command(target: str, store: str | None, output: str, mtbf: str | None, as_js
     with common.store_errors():
         _write(output, data)
     if as_json:
-        found = {"schema": SCHEMA, "path": os.path.abspath(output), "nbytes": len(data), "runs": len(history.runs)}
-        common.print_json(found | {"damaged": history.damaged})
+        runs, path = len(history.runs), os.path.abspath(output)
+        common.print_json(Output(path=path, nbytes=len(data), runs=runs, damaged=history.damaged))
     else:
         click.echo(f"{output}: {human.counted(len(history.runs), 'run')}, {human.size(len(data))}")
         if history.damaged:

@@ -15,9 +15,9 @@ import urllib.request
 import pytest
 
 from tests.cluster import ROOT, Node, wait_for
-from tests.deploy.ports import free_ports
 from tests.deploy.test_prometheus import FILES, running
 from tests.faults.ranks import JOB, MB, Ranks
+from tests.ports import free_ports
 
 PROMETHEUS = shutil.which("prometheus")
 DASHBOARD = json.loads(pathlib.Path(ROOT, "deploy/grafana/ckptd.json").read_text(encoding="utf-8"))
