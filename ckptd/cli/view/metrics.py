@@ -19,6 +19,7 @@ from ckptd.shared.protocol.status import CheckpointStatus, Histogram, JobStatus,
 _JOB = ("job_name", "store")  # Prometheus has a label job of its own
 _HISTOGRAMS: dict[str, tuple[str, str, str]] = {  # by what they are of: name, help, and what its label is called
     "drain_bytes_per_s": ("drain_rate_bytes_per_second", "Of drains that ended well, all nodes together.", ""),
+    "stall": ("save_stall_seconds", "Of saves, the longest time that a rank was held up until hand-over.", ""),
     "restore": ("restore_seconds", "Of loads, from the first rank's call to the last one's end.", "tier"),
     **dict.fromkeys(
         map(str, Milestone), ("save_seconds", "Of saves, from the first rank to the milestone.", "milestone")

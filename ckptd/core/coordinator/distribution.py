@@ -12,6 +12,7 @@ def _steps(first: int, last: int) -> tuple[float, ...]:
 
 
 SECONDS = _steps(-2, 4)  # 10 ms to 5,000 s
+STALLS = _steps(-4, 2)  # 0.1 ms to 50 s
 BYTES_PER_S = _steps(6, 12)  # 1 MB/s to 500 GB/s
 
 

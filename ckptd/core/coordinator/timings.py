@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
-from ckptd.core.coordinator.distribution import BYTES_PER_S, SECONDS, Distribution
+from ckptd.core.coordinator.distribution import BYTES_PER_S, SECONDS, STALLS, Distribution
 from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.load_round import Loaded
 from ckptd.core.coordinator.save_record import Record
@@ -20,6 +20,7 @@ from ckptd.shared.protocol.status import Histogram, PaceStatus
 
 DRAIN_RATE = "drain_bytes_per_s"
 RESTORE = "restore"
+STALL = "stall"
 _LAST = 8  # saves whose distance counts
 
 
@@ -46,6 +47,7 @@ class Timings:
         self._running: tuple[SaveId, float] | None = None  # the drain that runs, and since when
         self.last_drain: LastDrain | None = None
         self._saves = {milestone: Distribution(SECONDS) for milestone in Milestone}
+        self._stalls = Distribution(STALLS)  # of each save, the longest of a rank
         self._rates = Distribution(BYTES_PER_S)
         self._loads: dict[Tier, Distribution] = defaultdict(partial(Distribution, SECONDS))
 
@@ -74,6 +76,7 @@ class Timings:
             return
         if before is None:
             self._saves[Milestone.STAGED].add(now - record.since)
+            self._stalls.add(record.stall_s)
         if record.milestone is not Milestone.STAGED:
             self._saves[record.milestone].add(now - record.since)
 
@@ -96,6 +99,8 @@ class Timings:
         for one in kept:
             if one.what in set(Milestone):
                 self._saves[Milestone(one.what)].resume(one)
+            elif one.what == STALL:
+                self._stalls.resume(one)
             elif one.what == DRAIN_RATE:
                 self._rates.resume(one)
             elif one.what == RESTORE and one.tier in set(Tier):
@@ -105,7 +110,7 @@ class Timings:
         """All of them, also those without a value yet: a counter that begins above 0 looks like no increase."""
         saves = [distribution.shown(str(milestone)) for milestone, distribution in self._saves.items()]
         loads = [self._loads[tier].shown(RESTORE, str(tier)) for tier in Tier]
-        return [*saves, self._rates.shown(DRAIN_RATE), *loads]
+        return [*saves, self._stalls.shown(STALL), self._rates.shown(DRAIN_RATE), *loads]
 
     def pace(self, now: float) -> PaceStatus:
         """How often a save is due, and how long the store takes for one."""
