@@ -31,7 +31,7 @@ from bench.states import realistic
 from bench.yardsticks import Yardsticks
 from ckptd.shared.format.layout import box_nbytes
 from ckptd.shared.format.packed_layout import encode_layout
-from ckptd_client._image.image import Box, make_image, make_layout
+from ckptd.shared.torchfile.image import Box, make_image, make_layout
 from ckptd_client._state import strided
 
 RANKS = 64

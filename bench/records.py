@@ -46,12 +46,12 @@ from ckptd.shared.format.set_places import SETS_DIR, set_folder
 from ckptd.shared.protocol.messages import Tier
 from ckptd.shared.protocol.status import SILENT_S
 from ckptd.shared.stores.directory import DirectoryFiles
+from ckptd.shared.torchfile.image import Box, make_image, make_layout
 from ckptd.store.posix.commit import write_vote
 from ckptd.store.posix.image_writer import make_set
 from ckptd.store.posix.scan import Place
 from ckptd.store.posix.store import PosixStore
 from ckptd.system.files import FileLayer
-from ckptd_client._image.image import Box, make_image, make_layout
 from ckptd_client._load.checkpoint import Checkpoint
 from ckptd_client._load.needed import needed_saves
 from ckptd_client._load.reader import open_file

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from ckptd.checkpoint.verify import verify_path
-from ckptd_client._image.image import FILLER_PREFIX
+from ckptd.shared.torchfile.image import FILLER_PREFIX
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
 from tests.interop.mesh_ranks import JOB

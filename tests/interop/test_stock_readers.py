@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from ckptd.checkpoint.export.names import Choice
 from ckptd.checkpoint.export.run import Order, export
 from ckptd.checkpoint.verify import verify_path
-from ckptd_client._image.image import FILLER_PREFIX
+from ckptd.shared.torchfile.image import FILLER_PREFIX
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
 from tests.interop.ranks import JOB, Model, flat

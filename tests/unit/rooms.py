@@ -108,7 +108,7 @@ CLIENT = {
     ),
     "_load": (
         "a load; _load/foreign: other programs' files; _load/shared_read: each block once",
-        ("_daemon", "_image", *_BELOW),
+        ("_daemon", *_BELOW),
     ),
     "_gather": ("full tensors from sharded ones", ("_state",)),
     "_preempt": ("preemption: signals, and the step at which all ranks save", ("_daemon", "_local")),

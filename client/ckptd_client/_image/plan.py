@@ -15,7 +15,7 @@ from ckptd.shared.format.layout import VERSION, Layout, Leaves, Planned, TensorE
 from ckptd.shared.format.packed_layout import Spread, decode_layout, encode_layout
 from ckptd.shared.format.replica_attestations import NOT_COMPARED, Attestation
 from ckptd.shared.format.save_metadata import Scalar
-from ckptd_client._image.image import Box, Image, make_image, make_layout
+from ckptd.shared.torchfile.image import Box, Image, make_image, make_layout
 from ckptd_client._image.mesh_places import placements_of
 from ckptd_client._image.segment_plan import Plain, SegmentPlan
 from ckptd_client._image.stock_objects import StockLeaves

@@ -8,7 +8,7 @@ import torch
 from ckptd.shared.format.layout import box_nbytes
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import slot_capacity
-from ckptd_client._image.image import Image
+from ckptd.shared.torchfile.image import Image
 from ckptd_client._state.tensors import DTYPE_OF, copied_as
 
 _PLAIN_ROOM = 64 << 10  # at least so many bytes are kept for plain values, which change size from save to save

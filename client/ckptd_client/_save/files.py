@@ -26,8 +26,8 @@ from ckptd.shared.format.layout import (
 from ckptd.shared.format.origin import MARKER
 from ckptd.shared.format.packed_layout import encode_layout
 from ckptd.shared.protocol.publication import Publication, check_publication
+from ckptd.shared.torchfile.image import Filler, Image, Part, make_image, make_layout
 from ckptd_client._image.file_bytes import FileBytes
-from ckptd_client._image.image import Filler, Image, Part, make_image, make_layout
 from ckptd_client._image.plan import check_readable
 from ckptd_client._image.segment_plan import Plain, SegmentPlan
 from ckptd_client._local.rank import Group

@@ -14,7 +14,7 @@ from ckptd.shared.format.digest import digest
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.layout import Path, Planned
 from ckptd.shared.format.packed_layout import Spread, encode_layout
-from ckptd_client._image.image import Box, make_image, make_layout
+from ckptd.shared.torchfile.image import Box, make_image, make_layout
 from ckptd_client._image.mesh_places import placements_of
 from ckptd_client._image.segment_plan import SegmentPlan
 from ckptd_client._state.tensors import CODE_OF, copyable, describe, is_tensor

@@ -17,8 +17,8 @@ from torch import nn
 import ckptd_client
 from ckptd.shared.format.dtypes import DTYPES
 from ckptd.shared.format.manifest import LATEST
+from ckptd.shared.torchfile.image import FILLER_PREFIX
 from ckptd_client import MismatchError, SaveFailedError, WaitTimeoutError
-from ckptd_client._image.image import FILLER_PREFIX
 from ckptd_client._state.tensors import CODE_OF, DTYPE_OF
 from tests.cluster import Node, wait_for
 from tests.unit.client.same import bits, difference

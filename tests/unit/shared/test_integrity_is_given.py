@@ -21,7 +21,7 @@ NAMES_BY_DIGEST = {
     "ckptd_client._load.shared_read.found",
     "ckptd_client._load.shared_read.meeting",
     "ckptd_client._load.shared_read.node_group",
-    "ckptd_client._image.image",
+    "ckptd.shared.torchfile.image",
     "ckptd_client._image.plan",
     "ckptd_client._load.shared_read.read",
     "ckptd_client.dcp._items",

@@ -16,7 +16,7 @@ from ckptd.shared.format.boxes import overlap
 from ckptd.shared.format.header import MALFORMED_HEADER, HeaderTensor, parse_header, parse_sharding
 from ckptd.shared.format.layout import TensorEntry, box_nbytes, is_trainer_file
 from ckptd.shared.format.placement import Shape
-from ckptd_client._image.image import FILLER_PREFIX, MAX_HEADER_NBYTES
+from ckptd.shared.torchfile.image import FILLER_PREFIX, MAX_HEADER_NBYTES
 from ckptd_client._load.foreign.contents import Foreign, read_ranges
 from ckptd_client._state.reshard import Saved
 from ckptd_client._state.tensors import DTYPE_OF

@@ -9,7 +9,7 @@ from safetensors.torch import load
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.dtypes import DTYPES
 from ckptd.shared.format.packed_layout import decode_layout, encode_layout
-from ckptd_client._image.image import ALIGN, Box, make_image, make_layout, wrap
+from ckptd.shared.torchfile.image import ALIGN, Box, make_image, make_layout, wrap
 from ckptd_client._state.tensors import DTYPE_OF
 from tests.runs import RUN
 

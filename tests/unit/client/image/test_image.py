@@ -10,8 +10,8 @@ from ckptd.shared.base.ids import NO_RUN, SaveId
 from ckptd.shared.format.dtypes import itemsize
 from ckptd.shared.format.layout import box_nbytes
 from ckptd.shared.format.packed_layout import decode_layout, encode_layout
-from ckptd_client._image.image import FILLER_PREFIX, MAX_HEADER_NBYTES, SAVE_ID_OFFSET, Box, make_layout
-from ckptd_client._image.image import make_image as make_any_image
+from ckptd.shared.torchfile.image import FILLER_PREFIX, MAX_HEADER_NBYTES, SAVE_ID_OFFSET, Box, make_layout
+from ckptd.shared.torchfile.image import make_image as make_any_image
 from tests.runs import RUN
 
 make_image = functools.partial(make_any_image, dual=False)  # the dual image has tests of its own

@@ -27,7 +27,7 @@ from ckptd.shared.base.errors import ConfigError, UsageError
 from ckptd.shared.base.ids import MAX_PARTS
 from ckptd.shared.format.layout import file_layouts
 from ckptd.shared.format.packed_layout import decode_layout
-from ckptd_client._image.image import make_layout
+from ckptd.shared.torchfile.image import make_layout
 from ckptd_client._image.plan import gather, make_plan
 from ckptd_client._state.tensors import shard_of
 
