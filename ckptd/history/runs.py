@@ -233,15 +233,15 @@ def _add_to_save(
 ) -> None:
     save = saves.get(name)
     match entry:
-        case Staged():
+        case Staged() if save is None or save.staged_s is None:  # else another daemon has found it again
             saves[name] = Save(
                 counter=entry.counter, step=entry.step, at=entry.at, nbytes=entry.nbytes, staged_s=entry.seconds,
                 stall_s=entry.stall_s, mean_stall_s=entry.mean_stall_s, late_nbytes=entry.late_nbytes,
             )  # fmt: skip
         case Protected() if save is not None:
-            save.protected_s = entry.seconds
+            save.protected_s = entry.seconds or max(0.0, entry.at - save.at)  # 0: another daemon saw it staged
         case Durable() if save is not None:
-            save.durable_s = entry.seconds or max(0.0, entry.at - save.at)  # 0: another daemon knew when it was staged
+            save.durable_s = entry.seconds or max(0.0, entry.at - save.at)
             save.drain_s, save.tries = entry.drain_s or None, entry.tries
             save.drained_nbytes, save.end = entry.nbytes, End.DURABLE.value
         case Ended() if save is None and not entry.incarnation:

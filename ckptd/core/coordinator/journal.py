@@ -13,6 +13,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, KeepEntry, Note, ToNode
 from ckptd.core.coordinator.coordinator import Coordinator
 from ckptd.core.coordinator.departures import How
+from ckptd.core.coordinator.save_record import Record
 from ckptd.shared.base.ids import NO_RUN, Run, SaveId
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import journal as log
@@ -172,10 +173,11 @@ class Journal:
 
     def _was_staged(self, order: ev.SaveStaged, now: float) -> None:
         save, record = order.save, self._coordinator.facts.records[order.save]
-        self._staged[save] = now
-        for oldest in list(self._staged)[:-_MOST_SAVES]:
-            del self._staged[oldest]
         self._losses = 0
+        if not record.adopted:  # else it was staged before this daemon looked at its clock
+            self._staged[save] = now
+            for oldest in list(self._staged)[:-_MOST_SAVES]:
+                del self._staged[oldest]
         if self._incarnation_of(save):
             return  # it was found, and is on record since it was saved
         self._write(
@@ -184,7 +186,7 @@ class Journal:
                 counter=save.counter,
                 step=save.step,
                 nbytes=record.nbytes,
-                seconds=now - record.since,
+                seconds=0.0 if record.adopted else now - record.since,
                 stall_s=record.stall_s,
                 mean_stall_s=record.stalls_s / max(1, record.world_size),
                 late_nbytes=record.late_nbytes,
@@ -250,7 +252,7 @@ class Journal:
                 step=save.step,
                 seconds=now - since if since is not None else 0.0,
                 tiers=_counted(self._tiers, self._coordinator.sessions.world_size),
-                nbytes=there.nbytes if there is not None else record.nbytes if record is not None else 0,
+                nbytes=there.nbytes if there is not None else nbytes_of(record),
                 newest=max(before, default=-1),
             ),
             now,
@@ -301,6 +303,12 @@ class Journal:
         if times[1].bit_count() == 1:
             since, times[0] = times[0], 0
             self._write(log.Problem(at=0, text=text, times=since), now)
+
+
+def nbytes_of(record: Record | None) -> int:
+    """Of all images of a save; 0: not known, as of those that are rebuilt."""
+    known = record is not None and len(record.delivered) == record.world_size and all(record.delivered.values())
+    return record.nbytes if record is not None and known else 0
 
 
 def _facts(event: ev.Event | None) -> list[tuple[str, ev.Event]]:

@@ -80,7 +80,7 @@ class Staged(Record, frozen=True, kw_only=True, array_like=True, tag="staged"):
 
 
 class Protected(Record, frozen=True, kw_only=True, array_like=True, tag="protected"):
-    """Every redundancy set has encoded it. seconds: since it was staged."""
+    """Every redundancy set has encoded it. seconds: since it was staged; 0: another daemon saw that."""
 
     counter: Counter
     seconds: Seconds
@@ -123,7 +123,7 @@ class Restored(Record, frozen=True, kw_only=True, array_like=True, tag="restored
     step: Step
     seconds: Seconds  # since the first rank asked
     tiers: dict[Tier, Count]  # ranks, by where each read
-    nbytes: Nbytes = 0
+    nbytes: Nbytes = 0  # of all images; 0: not known
     newest: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)] = -1
 
 

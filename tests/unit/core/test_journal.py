@@ -2,6 +2,7 @@
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.core.coordinator import journal
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol import journal as log
 from ckptd.shared.protocol.messages import Cadence, End, Tier
@@ -199,3 +200,36 @@ def test_a_save_of_the_run_before_is_on_record_when_it_becomes_durable_and_not_a
     (durable,) = records(job)
     assert (durable.counter, durable.incarnation) == (1, 1)
     assert runs(job) == [(2, False)]
+
+
+def test_what_was_found_in_the_arena_was_staged_at_a_time_that_is_not_known_here():
+    """0 says so: who reads the journal has the record of the daemon that saw it."""
+    job = AJob()
+    job.now = 5.0
+    for rank in range(2):
+        slot = f"r{rank:05d}-000001.slot"
+        job.say(ev.SlotAdopted(job=KEY, rank=rank, slot=slot, capacity=4096, world_size=2, save=ONE, nbytes=10))
+    job.did += job.catalogue.adopted(KEY, job.now)
+    job.scan()
+    for rank in range(2):
+        job.attach(rank, "b")
+    job.number(2)
+    job.tick(3.0)
+    job.drain(ONE)
+    (durable,) = records(job, log.Durable)
+    assert (durable.counter, durable.seconds, durable.nbytes) == (1, 0.0, 20)
+    assert durable.drain_s > 0
+
+
+def test_bytes_of_a_load_are_those_of_all_ranks_or_not_known():
+    """Of what is rebuilt nobody has said how much it is."""
+    job = AJob()
+    job.say(ev.SlotAdopted(job=KEY, rank=0, slot="r0-1.slot", capacity=4096, world_size=2, save=ONE, nbytes=10))
+    job.did += job.catalogue.adopted(KEY, job.now)
+    found = job.facts.records[ONE]
+    assert journal.nbytes_of(found) == 0
+    job.say(ev.SlotAdopted(job=KEY, rank=1, slot="r1-1.slot", capacity=4096, world_size=2, save=ONE, nbytes=10))
+    job.did += job.catalogue.adopted(KEY, job.now)
+    assert journal.nbytes_of(found) == 20
+    found.delivered[1] = 0  # it was fetched from another node: that says no size
+    assert journal.nbytes_of(found) == 0

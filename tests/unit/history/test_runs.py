@@ -141,3 +141,15 @@ def test_a_played_training_has_its_runs_saves_losses_and_restores():
 def test_percentiles_are_values_that_were_seen():
     assert (percentile([3.0, 1.0, 2.0], 0.5), percentile([1.0], 0.99), percentile(range(1, 201), 0.99)) == (2, 1, 198)
     assert spread([None]) is None
+
+
+def test_a_save_that_another_daemon_finds_again_keeps_its_times():
+    """What a daemon did not see staged, it says, took 0 s: the record of the one that saw it has the time."""
+    first = staged(10.0, 1, 100, stall_s=0.25)
+    entries = [
+        began(0.0), first, msgspec.structs.replace(first, at=60.0, seconds=0.0, stall_s=0.0),
+        Protected(at=61.0, counter=1, seconds=0.0), Durable(at=70.0, counter=1, seconds=0.0, drain_s=4.0, nbytes=10),
+    ]  # fmt: skip
+    (save,) = runs_of(entries)[0].saves
+    assert (save.at, save.staged_s, save.stall_s) == (10.0, 0.5, 0.25)
+    assert (save.protected_s, save.durable_s, save.drain_s) == (51.0, 60.0, 4.0)
