@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 
 from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.files.integrity_key import chosen
+from ckptd.shared.format.integrity import Integrity
 from ckptd.system.config import SETTINGS, default_toml_path, load_config, parsed, read_toml
 from ckptd.system.units import parse_duration_s
 
@@ -45,6 +46,11 @@ def integrity_options(verb: Callable[..., Any]) -> Callable[..., Any]:
         return verb(*args, integrity=chosen(kind, key, _said_of_integrity()), **flags)
 
     return command
+
+
+def integrity_of_settings() -> Integrity:
+    """As a verb has it that gives neither --key nor --integrity. Raises ConfigError."""
+    return chosen(None, None, _said_of_integrity())
 
 
 def _said_of_integrity() -> dict[str, str]:

@@ -42,7 +42,7 @@ def target(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 def read(target: str, store: str | None) -> History:
     """The history of the job that is named. Raises UsageError where there is no journal, and what is there instead."""
-    key = _located(target, store)
+    key = located(target, store)
     with common.store_errors():
         journal = read_journal(open_files(f"{key.store}/{key.job}", XXH3))
     runs = runs_of(journal.entries)
@@ -82,11 +82,13 @@ def chosen(runs: Sequence[Run], numbers: Sequence[int], since: float | None, *, 
     return [run for run in found if run.losses or run.restores] if losses else found
 
 
-def _located(target: str, store: str | None) -> JobKey:
+def located(target: str, store: str | None) -> JobKey:
+    """The job that is named. Raises UsageError where there is none of that name."""
     if is_job_name(target) and (store is not None or not os.path.isdir(target)):
         place = store or load_config({})[0].store
         if place is None:
-            verb = click.get_current_context().info_name
+            context = click.get_current_context(silent=True)
+            verb = context.info_name if context is not None else "status"  # whose store a child reads
             hint = f"ckptd {verb} {target} --store DIR, or the path of the job's directory"
             raise UsageError(f"where is the job {target}? There is no store in the settings", hint=hint)
         place = absolute(place)

@@ -1,32 +1,170 @@
-"""What ``ckptd status`` can say of jobs while no daemon runs.
+"""The last state of a job that no daemon of this node serves: from its journal, its store and this node's arena.
 
-The arena shows it: ranks that live, and what is staged. A job's journal on its store has the rest, its last state too:
-``lines`` is where its words are added.
+A store may hang: ``python -m ckptd.cli.last_state ARENA JOB|PATH [STORE]`` looks at it, and has a deadline.
 """
 
+import sys
 from collections.abc import Iterator
 
+import msgspec
+
+from ckptd.arena.journal_files import found_journals
+from ckptd.cli import common, journals
 from ckptd.daemon.left_behind import LeftJob, left_behind
+from ckptd.history.last import LastSave, LastState, last_of
+from ckptd.history.runs import runs_of
+from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.errors import CkptdError, UsageError, of_code
+from ckptd.shared.base.ids import JobKey
 from ckptd.shared.base.wording import named_ranks
+from ckptd.shared.files.child_process import told_within
+from ckptd.store.journal import read_journal
+from ckptd.store.opening import open_store
 from ckptd.system import human
 
+SCHEMA = 1
 
-def lines(arena: str) -> list[str]:
-    """A line for each fact, the worst first; none where nothing is left, or nothing can be read."""
+
+class InMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What this node's arena has of the job. ranks: that live; holders: ranks whose newest staged step is here."""
+
+    arena: str
+    ranks: list[int] = []
+    step: int | None = None
+    holders: list[int] = []
+    world_size: int = 0
+
+
+class Output(LastState, frozen=True, kw_only=True, tag="last"):
+    """What --json prints of a job that no daemon here serves."""
+
+    schema: int = SCHEMA
+    job: str
+    store: str
+    memory: InMemory
+    damaged: int
+    problems: list[str]
+
+    @property
+    def where(self) -> str:
+        """The job's location."""
+        return f"{self.store}/{self.job}"
+
+    @property
+    def kept(self) -> LastSave | None:
+        """The newest save that is staged and not durable, where this node's memory still has of it."""
+        return next((one for one in self.unsaved[:1] if one.step == self.memory.step), None)
+
+
+class _Refused(msgspec.Struct, frozen=True, tag="refused"):
+    code: str
+    message: str
+    hint: str
+
+
+_decoder = msgspec.json.Decoder(Output | _Refused)
+
+
+def asked(arena: str, target: str, store: str | None, timeout_s: float) -> Output:
+    """The last state of the job that is named. Raises CkptdError; when the store is silent until then, too."""
+    told, ended = told_within(timeout_s, "ckptd.cli.last_state", arena, target, *([store] if store else []))
     try:
-        found = left_behind(arena)
+        found: Output | _Refused = _decoder.decode(told)
+    except MALFORMED:
+        if ended:
+            raise CkptdError(f"{target}: its last state cannot be read", hint=f"ckptd history {target}") from None
+        where = store or target
+        raise CkptdError(
+            f"the store of {target} does not answer in {timeout_s:g} s",
+            hint=f"is the mount alive? timeout 10 stat -f {where}; or give a longer --timeout",
+        ) from None
+    if isinstance(found, _Refused):
+        raise of_code(found.code, found.message, found.hint)
+    return found
+
+
+def read(arena: str, target: str, store: str | None) -> Output:
+    """The same, in this process: blocks for as long as the store does. Raises CkptdError, OSError."""
+    key = journals.located(target, store)
+    opened = open_store(key.store, common.integrity_of_settings())
+    found = opened.scan(key.job)
+    segments = {one.file.name: one.content for one in found_journals(arena) if one.file.job == key}
+    journal = read_journal(opened.files(key.job), segments)
+    runs = runs_of(journal.entries)
+    saves = [entry.committed.save for entry in found.committed]
+    if not runs and not saves:
+        raise UsageError(
+            f"{key.store}/{key.job} has neither a journal nor a checkpoint", hint=f"ckptd list {key.store}"
+        )
+    last = last_of(runs, [(save.incarnation, save.counter, save.step) for save in saves])
+    same = {name: getattr(last, name) for name in LastState.__struct_fields__}
+    return Output(
+        job=key.job, store=key.store, memory=_memory(arena, key), damaged=journal.damaged, problems=found.problems,
+        **same,
+    )  # fmt: skip
+
+
+def _memory(arena: str, key: JobKey) -> InMemory:
+    left = next((one for one in _left(arena) if one.job == key), None)
+    if left is None:
+        return InMemory(arena=arena)
+    return InMemory(
+        arena=arena, ranks=list(left.ranks), step=left.step, holders=list(left.holders), world_size=left.world_size
+    )
+
+
+def _left(arena: str) -> list[LeftJob]:
+    try:
+        return left_behind(arena, common.integrity_of_settings())
     except OSError:
         return []
-    return [*(line for job in found for line in _living(job)), *(line for job in found for line in _staged(job))]
+
+
+def left(arena: str, timeout_s: float) -> tuple[list[str], list[str]]:
+    """A line for each fact of the jobs that an arena without a daemon has, the worst first; then what to type.
+
+    None where nothing is left, or nothing can be read. Blocks for up to timeout_s, for the stores.
+    """
+    found = _left(arena)
+    facts = [line for job in found for line in _living(job)]
+    facts += [line for job in found for line in _staged(job, arena, timeout_s / len(found))]
+    return facts, [f"last state of job {one.job.job}: ckptd status {one.job.store}/{one.job.job}" for one in found]
 
 
 def _living(left: LeftJob) -> Iterator[str]:
     if left.ranks:
-        verb = "runs" if len(left.ranks) == 1 else "run"
-        yield f"job {left.job.job}: {named_ranks(left.ranks)} {verb} here, and no save succeeds until a daemon does"
+        yield f"job {left.job.job}: {living_text(left.ranks)}"
 
 
-def _staged(left: LeftJob) -> Iterator[str]:
+def living_text(ranks: tuple[int, ...] | list[int]) -> str:
+    """Of ranks whose daemon is gone."""
+    verb = "runs" if len(ranks) == 1 else "run"
+    return f"{named_ranks(ranks)} {verb} here, and no save succeeds until a daemon does"
+
+
+def _staged(left: LeftJob, arena: str, timeout_s: float) -> Iterator[str]:
+    name = left.job.job
     if left.step is not None:
         ranks = f"{len(left.holders)} of {human.counted(left.world_size, 'rank')}"
-        yield f"job {left.job.job}: step {left.step} is in memory here ({ranks})"
+        yield f"job {name}: step {left.step} is in memory here ({ranks})"
+    try:
+        durable = asked(arena, name, left.job.store, timeout_s).durable
+    except CkptdError as error:
+        yield f"job {name}: {error.message}"
+    else:
+        yield f"job {name}: " + (f"step {durable.step} is durable" if durable else "nothing is durable")
+
+
+def main(arena: str, target: str, store: str | None = None) -> None:
+    """Prints what ``read`` gives, or why there is nothing, as JSON."""
+    said: Output | _Refused
+    try:
+        with common.store_errors():
+            said = read(arena, target, store)
+    except CkptdError as error:
+        said = _Refused(error.code, error.message, error.hint)
+    sys.stdout.buffer.write(msgspec.json.encode(said))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

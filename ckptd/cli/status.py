@@ -7,20 +7,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import click
+from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ckptd.arena.ask import Daemon
+from ckptd.arena.ask import Daemon, NoDaemonError
 from ckptd.cli import common
-from ckptd.cli.last_state import lines
+from ckptd.cli.last_state import asked, left
+from ckptd.cli.view.last import view
 from ckptd.cli.view.parts import error_text
 from ckptd.cli.view.screen import watch
 from ckptd.cli.view.status import StatusView
 from ckptd.cli.view.unsafe import judged
 from ckptd.shared.base.errors import CkptdError, ConnectError
+from ckptd.shared.protocol.status import JobStatus, Status
+from ckptd.shared.stores.kinds import absolute
 
 _WHERE_DAEMONS_COME_FROM = """\
 a training starts one with connect(); it leaves when its last job is closed and durable
+what is known of a job: ckptd status JOB|PATH
 what lies on a store: ckptd list PATH"""
 
 
@@ -31,10 +36,16 @@ class _Wanted:
     nodes: bool
     everything: bool
     interval_s: float
+    job: "_Named | None" = None
+
+    def status(self, daemon: Daemon) -> Status:
+        """With the job that was named alone. Raises CkptdError."""
+        found = daemon.status(nodes=self.nodes)
+        return found if self.job is None else structs.replace(found, jobs=self.job.among(found))
 
     def look(self, daemon: Daemon) -> StatusView:
-        """Prints one status. Raises CkptdError."""
-        return StatusView(daemon.status(nodes=self.nodes), nodes=self.nodes, everything=self.everything)
+        """One status. Raises CkptdError."""
+        return StatusView(self.status(daemon), nodes=self.nodes, everything=self.everything)
 
     def look_again(self, daemon: Daemon) -> RenderableType:
         """A daemon that restarts is waited for: that is when one watches."""
@@ -46,7 +57,27 @@ class _Wanted:
             return Group(error_text(f"{error.message}{hint}"), again)
 
 
+@dataclass(frozen=True)
+class _Named:
+    """A job as the user names it."""
+
+    target: str
+    store: str | None
+
+    def among(self, status: Status) -> list[JobStatus]:
+        """The jobs of the daemon that are meant: none, one, or those of one name in several stores."""
+        place = absolute(self.store) if self.store is not None else None
+        path = absolute(self.target)
+        return [
+            job
+            for job in status.jobs
+            if (job.job == self.target and place in {None, job.store}) or f"{job.store}/{job.job}" == path
+        ]
+
+
 @click.command(epilog=common.example("ckptd status --watch --nodes", "ckptd status --json | jq '.jobs[].drain'"))
+@click.argument("target", metavar="[JOB|PATH]", required=False)
+@click.option("--store", metavar="DIR", help="Where JOB is.  [CKPTD_STORE; the setting]")
 @common.arena_option
 @common.json_option
 @common.timeout_option
@@ -58,38 +89,61 @@ class _Wanted:
     help="Time between two looks of --watch.",
 )  # fmt: skip
 def command(  # noqa: PLR0913, PLR0917 - options
-    arena: str | None, as_json: bool, timeout_s: float, nodes: bool, everything: bool, live: bool, interval_s: float
-) -> None:
-    """Show checkpoints and their milestones, the running drain, memory and last errors."""
+    target: str | None, store: str | None, arena: str | None, as_json: bool, timeout_s: float, nodes: bool,
+    everything: bool, live: bool, interval_s: float,
+) -> None:  # fmt: skip
+    """Show checkpoints and their milestones, the running drain, memory and last errors.
+
+    With JOB, or the PATH of its directory: of this job alone. If no daemon of this node serves it, its last state: from
+    its journal on the store, and from this node's memory.
+    """
     path = common.arena_of(arena)
     console = common.console()
-    wanted = _Wanted(nodes or everything, everything or not console.is_terminal, interval_s)
-    with _rest_told(path), Daemon(path, timeout_s) as daemon:
+    named = _Named(target, store) if target is not None else None
+    if named is not None and not _is_served(path, timeout_s, named):
+        last = asked(path, named.target, named.store, timeout_s)
+        if as_json:
+            common.print_json(last)
+        else:
+            common.show(view(last))
+        return
+    wanted = _Wanted(nodes or everything, everything or not console.is_terminal, interval_s, named)
+    with _rest_told(path, timeout_s), Daemon(path, timeout_s) as daemon:
         if not live:
             _print(daemon, wanted, as_json=as_json)
         elif as_json or not console.is_terminal or console.is_dumb_terminal:
             _stream(daemon, wanted, as_json=as_json)
         else:
             wanted.look(daemon)  # a daemon that is not there at all is an error, not something to wait for
-            last = watch(console, lambda: wanted.look_again(daemon), interval_s)
-            if last is not None:
-                common.show(last)
+            last_seen = watch(console, lambda: wanted.look_again(daemon), interval_s)
+            if last_seen is not None:
+                common.show(last_seen)
+
+
+def _is_served(arena: str, timeout_s: float, named: _Named) -> bool:
+    """Whether this node's daemon has the job. Raises CkptdError if there is one that does not answer."""
+    try:
+        with Daemon(arena, timeout_s) as daemon:
+            return bool(named.among(daemon.status()))
+    except NoDaemonError:
+        return False
 
 
 @contextlib.contextmanager
-def _rest_told(arena: str) -> Iterator[None]:
+def _rest_told(arena: str, timeout_s: float) -> Iterator[None]:
     """Adds to the error of a daemon that is not there what it left, or where daemons come from and where they go."""
     try:
         yield
     except ConnectError as error:
         if os.path.isdir(arena):
-            raise ConnectError("\n".join([error.message, *lines(arena)]), hint=error.hint) from None
+            facts, hints = left(arena, timeout_s)
+            raise ConnectError("\n".join([error.message, *facts]), hint="\n".join([error.hint, *hints])) from None
         raise ConnectError(error.message, hint=f"{error.hint}\n{_WHERE_DAEMONS_COME_FROM}") from None
 
 
 def _print(daemon: Daemon, wanted: _Wanted, *, as_json: bool, indent: int = 2) -> None:
     if as_json:
-        common.print_json(judged(daemon.status(nodes=wanted.nodes)), indent=indent)
+        common.print_json(judged(wanted.status(daemon)), indent=indent)
     else:
         common.show(wanted.look(daemon))
 

@@ -5,48 +5,22 @@
 
 import contextlib
 import json
-import subprocess
 import sys
 from typing import Any
 
 import msgspec
 
 from ckptd.doctor.rules import StoreFacts
-from ckptd.shared.files.child_process import command, environment
+from ckptd.shared.files.child_process import told_within
 from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.stores.kinds import absolute
 from ckptd.store.opening import open_store
-
-_GRACE_S = 0.5
 
 
 def probe_store(path: str, *, deadline_s: float = 20.0) -> StoreFacts:
     """What can be found out about the store at path within deadline_s. Never touches path in this process."""
     path = absolute(path)
-    child = subprocess.Popen(
-        command("ckptd.doctor.probe_store", path),
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        output, _ = child.communicate(timeout=deadline_s)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        output = _last_words(child)
-    return parse_report(path, output)
-
-
-def _last_words(child: "subprocess.Popen[bytes]") -> bytes:
-    """Output of a killed child. One stuck in the kernel outlives SIGKILL and is left to die later."""
-    try:
-        output, _ = child.communicate(timeout=_GRACE_S)
-    except subprocess.TimeoutExpired as error:
-        if child.stdout is not None:
-            child.stdout.close()
-        return error.output or b""
-    return output
+    return parse_report(path, told_within(deadline_s, "ckptd.doctor.probe_store", path)[0])
 
 
 def parse_report(path: str, output: bytes) -> StoreFacts:

@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ckptd.shared.format.stored_files import StoredFiles
@@ -20,6 +22,7 @@ from ckptd.shared.protocol.journal import (
 from ckptd.store.records import JobRecords
 
 _NOT_A_FILE = frozenset({errno.EFBIG, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
+_NONE: Mapping[Name, bytes] = MappingProxyType({})
 _LEFT_S = 3600.0  # what a process that was killed left beside a segment is nobody's after that
 
 
@@ -33,19 +36,24 @@ class Journal(NamedTuple):
     damaged: int
 
 
-def read_journal(job: StoredFiles) -> Journal:
-    """All that is on record. Empty without the store or the job. Raises OSError where the store does not give it."""
+def read_journal(job: StoredFiles, arena: Mapping[Name, bytes] = _NONE) -> Journal:
+    """All that is on record. Empty without the store or the job. Raises OSError where the store does not give it.
+
+    arena: segments as an arena has them: each is as long as that of the store, or longer.
+    """
+    names: list[str] = []
+    damaged = 0
     try:
         names = job.names(JOURNAL_DIR)
     except FileNotFoundError:
-        return Journal([], 0)
+        pass
     except NotADirectoryError:
-        return Journal([], 1)
+        damaged = 1
     found = [(text, parse_name(text)) for text in names if not text.startswith(".")]
-    damaged = sum(name is None for _, name in found)
+    damaged += sum(name is None for _, name in found)
     segments: list[tuple[Name, float, list[Entry]]] = []
-    for name in sorted(name for _, name in found if name is not None)[-MAX_SEGMENTS:]:
-        entries, lost = _read(job, name)
+    for name in sorted({*arena, *(name for _, name in found if name is not None)})[-MAX_SEGMENTS:]:
+        entries, lost = _checked(name, arena[name]) if name in arena else _read(job, name)
         damaged += lost
         if entries:
             segments.append((name, entries[0].at, entries))
@@ -65,6 +73,10 @@ def _read(job: StoredFiles, name: Name) -> tuple[list[Entry], int]:
         if error.errno not in _NOT_A_FILE:
             raise
         return [], 1
+    return _checked(name, data)
+
+
+def _checked(name: Name, data: bytes) -> tuple[list[Entry], int]:
     entries, damaged = read_segment(data)
     if any(isinstance(entry, RunBegan) and not name.is_of(entry) for entry in entries):
         return [], damaged + 1

@@ -27,8 +27,8 @@ def _a_node(base: pathlib.Path, store: str = "", **environ: str) -> Iterator[Nod
         yield node
 
 
-def _command(node: Node, code: int = 0) -> str:
-    command = (sys.executable, "-P", "-m", "ckptd", "status", "--arena", node.arena)
+def _command(node: Node, *args: str, code: int = 0) -> str:
+    command = (sys.executable, "-P", "-m", "ckptd", "status", "--arena", node.arena, *args)
     done = pythons.run(
         command,
         env=node.environ(),
@@ -115,15 +115,14 @@ def unprotected(base: pathlib.Path) -> str:
 
 
 def no_daemon(base: pathlib.Path) -> str:
-    """It was killed; the ranks live, and what is staged is in the arena."""
+    """It was killed; the ranks live, and what is staged is in the arena. And what is known of the job."""
     with _a_node(base) as node, Ranks(node, 2) as ranks:
-        ranks.call("connect")
+        ranks.call("connect", drain_every="3600s")  # drains the first one alone
         _saved(ranks, 50)
-        _saved(ranks, 100)
-        ranks.call("save", 150)
-        ranks.call("wait", 150, "staged")
+        _saved(ranks, 150, "staged")
         node.kill()
-        return _command(node, code=3)
+        last = _command(node, f"{node.store}/{JOB}")
+        return f"{_command(node, code=3)}\n\n$ ckptd status {STORE}/{JOB}\n{last}"
 
 
 SITUATIONS: dict[str, Callable[[pathlib.Path], str]] = {

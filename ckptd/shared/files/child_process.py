@@ -2,9 +2,12 @@
 
 import os
 import site
+import subprocess
 import sys
 
 import ckptd
+
+_GRACE_S = 0.5
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -21,3 +24,33 @@ def environment() -> dict[str, str]:
     if root in (*site.getsitepackages(), site.getusersitepackages()):
         return dict(os.environ)
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+
+
+def told_within(seconds: float, module: str, *arguments: str) -> tuple[bytes, bool]:
+    """What ``python -m module`` printed by then, and whether it had ended. Blocks for that long, and half a second.
+
+    For calls into a mount that may hang: a child that is stuck in the kernel is left to die later. Raises OSError.
+    """
+    child = subprocess.Popen(
+        command(module, *arguments),
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        return child.communicate(timeout=seconds)[0], True
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return _last_words(child), False
+
+
+def _last_words(child: "subprocess.Popen[bytes]") -> bytes:
+    """Output of a killed child. One stuck in the kernel outlives SIGKILL."""
+    try:
+        output, _ = child.communicate(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired as error:
+        if child.stdout is not None:
+            child.stdout.close()
+        return error.output or b""
+    return output

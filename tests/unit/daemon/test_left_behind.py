@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from ckptd.cli.last_state import lines
+from ckptd.cli.last_state import left as told_of
 from ckptd.daemon.left_behind import left_behind
 from ckptd.daemon.liveness import living
 from ckptd.shared.base.ids import JobKey
@@ -23,10 +23,10 @@ def test_ranks_and_the_newest_step_are_seen_and_nothing_is_changed(tmp_path):
     with Node(str(tmp_path)) as node:
         node.start()
         with Ranks(node, 2) as ranks:
-            ranks.call("connect")
-            for step in (50, 100):
+            ranks.call("connect", drain_every="3600s")  # drains the first one alone
+            for step, milestone in ((50, "durable"), (100, "staged")):
                 ranks.call("save", step)
-                ranks.call("wait", step, "staged")
+                ranks.call("wait", step, milestone)
             node.kill()
             before = files(node.arena)
             (left,) = left_behind(node.arena)
@@ -34,10 +34,14 @@ def test_ranks_and_the_newest_step_are_seen_and_nothing_is_changed(tmp_path):
                 JobKey(str(tmp_path), JOB), (0, 1), 100, (0, 1), 2
             )  # fmt: skip
             assert len(living(node.arena)) == 2
-            assert lines(node.arena) == [
-                "job job: ranks 0-1 run here, and no save succeeds until a daemon does",
-                "job job: step 100 is in memory here (2 of 2 ranks)",
-            ]
+            assert told_of(node.arena, 30) == (
+                [
+                    "job job: ranks 0-1 run here, and no save succeeds until a daemon does",
+                    "job job: step 100 is in memory here (2 of 2 ranks)",
+                    "job job: step 50 is durable",
+                ],
+                [f"last state of job job: ckptd status {tmp_path}/job"],
+            )
             assert files(node.arena) == before
             ranks.kill()
             (left,) = left_behind(node.arena)
@@ -46,7 +50,7 @@ def test_ranks_and_the_newest_step_are_seen_and_nothing_is_changed(tmp_path):
 
 def test_an_arena_that_is_empty_or_none_has_nothing(tmp_path):
     assert left_behind(str(tmp_path)) == []
-    assert lines(str(tmp_path / "none")) == []
+    assert told_of(str(tmp_path / "none"), 1) == ([], [])
 
 
 def test_what_is_no_slot_is_left_out(tmp_path):
