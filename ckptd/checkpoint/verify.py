@@ -19,6 +19,7 @@ from ckptd.shared.files.regular import open_regular
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.committed import EVERYTHING, INCARNATIONS_DIR, TRASH_PREFIX, Opened, open_committed
 from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks
+from ckptd.shared.format.dropped import dropped_by
 from ckptd.shared.format.header import MAX_HEADER_NBYTES, check_header
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.layout import Layout, decode_leaves, file_layouts
@@ -221,11 +222,11 @@ def _check_sums(opened: Opened, report: Report) -> None:
     manifest, records = opened.manifest, opened.records
     if manifest is None or opened.committed is None or len(records) != manifest.world_size:
         return
-    said = manifest.files, manifest.nbytes, manifest.replicas, manifest.metadata
+    said = manifest.files, manifest.nbytes, manifest.replicas, manifest.metadata, manifest.dropped
     found = (
         sum(len(record.extents()) for record in records), sum(record.nbytes for record in records),
         compared({record.rank: record.attestations for record in records}),
-        metadata_in(records[0].leaves),
+        metadata_in(records[0].leaves), dropped_by(vote.dropped for vote in opened.votes),
     )  # fmt: skip
     if said != found:
         report.problem(

@@ -47,6 +47,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     without_metadata: str  # not empty: why torch.distributed.checkpoint alone does not read it
     run: str  # id of the run that saved it
     path: str
+    dropped: list[str]  # keys of the state below which it has nothing more (ckptd prune --drop)
     metadata: dict[str, Scalar]  # what the training said of the save; null: a number that is not finite
 
 
@@ -148,7 +149,7 @@ def _row(store: Store, entry: CommittedEntry, standing: Standing) -> Row:
         latest=standing.latest, pinned=standing.pinned, unpublished=standing.unpublished,
         committed_at=standing.committed_at.isoformat(timespec="seconds"), run=committed.run,
         superseded=_takeover(standing.superseded), replicas=committed.replicas, without_metadata=committed.left_out,
-        metadata=committed.metadata,
+        metadata=committed.metadata, dropped=list(committed.dropped),
     )  # fmt: skip
 
 
@@ -167,7 +168,8 @@ def _words(row: Row) -> list[tuple[str, bool]]:
     late = (f"superseded: {row.superseded}", bool(row.superseded))
     differing = row.replicas == Compared.DIFFERING
     doubted = ("replicas differed" if differing else "replicas not compared", bool(doubt(row.replicas)))
-    return [("latest", row.latest), ("pinned", row.pinned), ("unpublished", row.unpublished), late, doubted]
+    without = (f"without {', '.join(row.dropped)}", bool(row.dropped))
+    return [("latest", row.latest), ("pinned", row.pinned), ("unpublished", row.unpublished), late, doubted, without]
 
 
 def _keys(rows: list[Row], most: int) -> list[str]:
@@ -203,7 +205,7 @@ def _view(job: JobListing, *, narrow: bool) -> RenderableType:
                 human.size(row.nbytes),
                 when,
                 *(_shown(row.metadata[key]) if key in row.metadata else "" for key in keys),
-                Text(", ".join(words), "green"),
+                Text(human.printable(", ".join(words)), "green"),
             )
         body = [table]
     for row in (row for row in job.checkpoints if row.unpublished):

@@ -1,15 +1,18 @@
-"""``ckptd prune``: retention, without a daemon."""
+"""``ckptd prune``: retention, without a daemon; and what older checkpoints lose of their state."""
 
 from typing import NamedTuple
 
 import click
 import msgspec
 
+from ckptd import __version__
 from ckptd.checkpoint.ranking import Order, best, check_key, order_of
+from ckptd.checkpoint.reduce import Whole
 from ckptd.cli import common
 from ckptd.core.coordinator.retention import superfluous
-from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.dropped import MAX_DROPPED_CHARS
 from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.stores.kinds import absolute
 from ckptd.store.interface import Store
@@ -32,17 +35,31 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
+class Reduced(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that loses a part. nbytes: that its tensors have; dropped: done. why: it stays as it was."""
+
+    step: int
+    path: str
+    keys: list[str]
+    nbytes: int
+    dropped: bool
+    why: str = ""
+
+
 class Output(msgspec.Struct, frozen=True, kw_only=True):
     """What --json prints."""
 
     schema: int = SCHEMA
     ok: bool
     checkpoints: list[Pruned]
+    reduced: list[Reduced]
     problems: list[str]
 
 
 @click.command(
-    epilog=common.example("ckptd prune --dry-run /scratch/$USER/ckpt", "ckptd prune /scratch/ckpt --keep-best loss 3")
+    epilog=common.example(
+        "ckptd prune --dry-run /scratch/$USER/ckpt", "ckptd prune /scratch/ckpt --keep-best loss 3 --drop optimizer"
+    )
 )
 @click.argument("path", type=click.Path())
 @click.option("--keep-last", metavar="N", help="Of each job keep the newest N.  [CKPTD_KEEP_LAST; 3]")
@@ -51,12 +68,26 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     "--keep-best", "keep_best", type=(str, click.IntRange(1)), multiple=True, metavar="KEY[:max] N",
     help="And the N with the smallest KEY in their metadata, or the largest. Repeatable.",
 )  # fmt: skip
+@click.option(
+    "--drop",
+    "keys",
+    multiple=True,
+    metavar="KEY",
+    help="Of older ones that stay: remove what is below KEY of the state, such as optimizer. Repeatable.",
+)
+@click.option(
+    "--keep-whole",
+    "keep_whole",
+    type=click.IntRange(1),
+    metavar="N",
+    help="With --drop: the newest N of each job stay whole.  [as --keep-last]",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @common.json_option
 @common.integrity_options
 def command(  # noqa: PLR0913, PLR0917 - a flag each
     path: str, keep_last: str | None, keep_every: str | None, keep_best: tuple[tuple[str, int], ...],
-    dry_run: bool, as_json: bool, integrity: Integrity,
+    keys: tuple[str, ...], keep_whole: int | None, dry_run: bool, as_json: bool, integrity: Integrity,
 ) -> int:  # fmt: skip
     """Remove what retention does not keep in PATH, a store or one job's directory in it.
 
@@ -64,24 +95,40 @@ def command(  # noqa: PLR0913, PLR0917 - a flag each
     left is removed too. A daemon of the job runs on beside it, and sees what is gone at its next load, or with a commit
     within a minute; not while ranks load an older checkpoint: nothing holds it for them.
 
+    --drop writes a checkpoint again without a part of its state, and puts it in place of the other: readers have one
+    of the two. It cannot be undone. Pinned ones stay whole.
+
     Exit code 1 if something could not be looked at or removed.
     """
+    _check(keys, keep_whole)
     settings, _ = load_config({"keep_last": keep_last, "keep_every": keep_every})
     kept = _Kept(settings.keep_last, settings.keep_every, [(order_of(text), count) for text, count in keep_best])
     found: list[Pruned] = []
+    reduced: list[Reduced] = []
     problems: list[str] = []
     with common.store_errors():
         jobs = [_Job(open_store(key.store, integrity), key.job) for key in jobs_at(absolute(path))]
         gone = [(job, job.superfluous(kept)) for job in jobs]  # of all jobs, before anything is removed
         for job, saves in gone:
             found += [job.pruned(save, dry_run=dry_run) for save in saves]
+            for save in job.older(saves, keep_whole or settings.keep_last) if keys else ():
+                reduced += job.reduced(save, keys, dry_run=dry_run)
             problems += job.there.problems + ([] if dry_run else job.swept())
-    ok = all(one.removed or dry_run for one in found) and not problems
+    ok = all(one.removed or dry_run for one in found) and not any(one.why for one in reduced) and not problems
     if as_json:
-        common.print_json(Output(ok=ok, checkpoints=found, problems=problems))
+        common.print_json(Output(ok=ok, checkpoints=found, reduced=reduced, problems=problems))
     else:
-        _tell(found, problems, dry_run=dry_run)
+        _tell(found, reduced, problems, dry_run=dry_run)
     return int(not ok)
+
+
+def _check(keys: tuple[str, ...], keep_whole: int | None) -> None:
+    """Raises UsageError."""
+    if keep_whole is not None and not keys:
+        raise UsageError("--keep-whole says what --drop leaves alone", hint="add --drop optimizer")
+    for key in keys:
+        if not 0 < len(key) <= MAX_DROPPED_CHARS:
+            raise UsageError(f"--drop {key!r} is no key of a state", hint="such as --drop optimizer")
 
 
 class _Kept(NamedTuple):
@@ -102,10 +149,7 @@ class _Job:
 
     def superfluous(self, kept: _Kept) -> list[SaveId]:
         """Those that nothing keeps. Raises UsageError for a key that none of them has: a misspelt one keeps nothing."""
-        try:
-            pins = pinned(self._store.files(self._job))
-        except OSError as error:
-            raise CkptdError(str(error), hint="without the pins nothing is removed") from None
+        pins = self._pins()
         stay = {save for save in self._of if save.dirname in pins}
         for order, count in kept.best if self._of else ():
             check_key(order.key, [one.metadata for one in self._of.values()], f"of job {self._job}")
@@ -117,6 +161,37 @@ class _Job:
         why = "" if dry_run else self._removed(save)
         path, nbytes = self._store.where(self._job, save), self._of[save].nbytes
         return Pruned(step=save.step, path=path, nbytes=nbytes, removed=not dry_run and not why, why=why)
+
+    def older(self, gone: list[SaveId], whole: int) -> list[SaveId]:
+        """Of those that stay, newest first, what is not among the newest and not pinned."""
+        pins = self._pins()
+        stay = [save for save in sorted(self._of, key=lambda save: save.listed, reverse=True) if save not in gone]
+        return [save for save in stay[whole:] if save.dirname not in pins]
+
+    def reduced(self, save: SaveId, keys: tuple[str, ...], *, dry_run: bool) -> list[Reduced]:
+        """Drops the keys from it, unless that is only tried; none where it has nothing below them."""
+        wanted = [key for key in dict.fromkeys(keys) if key not in self._of[save].dropped]
+        path, part, why = self._store.where(self._job, save), None, ""
+        if not wanted:
+            return []
+        try:
+            whole = Whole(self._store, self._job, save)
+            part = whole.part(wanted)
+            if not part.keys:
+                return []
+            if not dry_run:
+                whole.drop(part.keys, f"ckptd {__version__}")
+        except (CkptdError, OSError) as error:
+            why = str(error)
+        there, nbytes = (part.keys, part.nbytes) if part is not None else (wanted, 0)
+        done = not dry_run and not why
+        return [Reduced(step=save.step, path=path, keys=there, nbytes=nbytes, dropped=done, why=why)]
+
+    def _pins(self) -> frozenset[str]:
+        try:
+            return frozenset(pinned(self._store.files(self._job)))
+        except OSError as error:
+            raise CkptdError(str(error), hint="without the pins nothing is removed") from None
 
     def swept(self) -> list[str]:
         """What is left of removals that were interrupted."""
@@ -130,16 +205,26 @@ class _Job:
             return str(error)
 
 
-def _tell(found: list[Pruned], problems: list[str], *, dry_run: bool) -> None:
+def _tell(found: list[Pruned], reduced: list[Reduced], problems: list[str], *, dry_run: bool) -> None:
     for one in found:
         word, color = ("removed:", "green") if one.removed else ("would be removed:", "cyan")
         if one.why:
             word, color = "not removed:", "yellow"
-        why = f": {human.printable(one.why)}" if one.why else ""
-        click.echo(f"{click.style(word, color)} {human.printable(one.path)} ({human.size(one.nbytes)}){why}")
+        _say(word, color, f"{one.path} ({human.size(one.nbytes)})", one.why)
+    for less in reduced:
+        word, color = ("dropped:", "green") if less.dropped else ("would be dropped:", "cyan")
+        if less.why:
+            word, color = "not dropped:", "yellow"
+        _say(word, color, f"{', '.join(less.keys)} of {less.path} ({human.size(less.nbytes)})", less.why)
     for problem in problems:
         click.echo(f"{click.style('problem:', 'red')} {human.printable(problem)}")
-    if not found:
+    if not found and not reduced:
         click.echo("nothing to remove")
     elif dry_run:
-        click.echo(f"{human.size(sum(one.nbytes for one in found))} in all; nothing was removed")
+        total = sum(one.nbytes for one in found) + sum(less.nbytes for less in reduced)
+        click.echo(f"{human.size(total)} in all; nothing was removed")
+
+
+def _say(word: str, color: str, what: str, why: str) -> None:
+    reason = f": {human.printable(why)}" if why else ""
+    click.echo(f"{click.style(word, color)} {human.printable(what)}{reason}")

@@ -335,6 +335,26 @@ class Store(abc.ABC):
         del job, save, writer
         raise UsageError(f"{self.url} cannot be mended", hint="load an older step")
 
+    # --- making a committed checkpoint smaller
+
+    def begin_again(self, job: str, save: SaveId) -> str:
+        """Location of an unfinished checkpoint of a save that is committed, empty: for ``replacement``, ``put_vote``.
+
+        Readers have the committed one, until ``take_its_place``. ``discard`` gives it up.
+        """
+        del save
+        raise UsageError(
+            f"{self.url}: what is committed there cannot be made again", hint=f"ckptd list {self.url}/{job}"
+        )
+
+    def take_its_place(self, job: str, save: SaveId, writer: str) -> None:
+        """The one that was begun again is committed in place of the other, which goes. Raises as commit does.
+
+        A crash leaves readers one of the two, at the latest when the job is swept.
+        """
+        del writer
+        raise UsageError(f"{self.url}: {save} cannot be made again", hint=f"ckptd list {self.url}/{job}")
+
     # --- the store itself
 
     @abc.abstractmethod

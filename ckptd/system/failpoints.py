@@ -71,6 +71,10 @@ POINTS = (
     "remove.before-rename",
     "remove.after-rename",
     "remove.after-committed",
+    # and lose a part of what they have
+    "drop.before-aside",
+    "drop.after-aside",
+    "drop.after-rename",
 )
 
 _armed, _, _marker = os.environ.get(VARIABLE, "").partition("@")

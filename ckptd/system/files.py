@@ -201,6 +201,11 @@ class FileLayer:
         with self._at(path) as (fd, name):
             return os.stat(name, dir_fd=fd, follow_symlinks=False).st_mtime
 
+    def set_mtime(self, path: str, seconds: float) -> None:
+        """The file looks as if it had been changed then, seconds since 1970."""
+        with self._at(path) as (fd, name):
+            os.utime(name, (seconds, seconds), dir_fd=fd, follow_symlinks=False)
+
     def space(self, path: str) -> tuple[int, int]:
         """(bytes this user may still write, bytes in all) of the file system at path."""
         found = os.statvfs(path)

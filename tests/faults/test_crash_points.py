@@ -33,9 +33,9 @@ BOXES = 2  # of one tensor on each rank, so that each image is that many files
 FLAGS = ("--keep-last", str(KEEP), "--log-level", "debug")
 FIRST_STEPS = (10, 20, 30)  # saved before the daemon is armed in the long form's second ordering
 STEP, EACH = 40, 50  # the first step that is saved with a daemon armed, and how many steps later the next one is
-# What a node by itself comes to. Of encodes and rebuilds: tests/unit/parity, tests/unit/checkpoint/test_repair.py. Of
+# What a node by itself comes to. Of others: tests/unit/parity, tests/unit/checkpoint/test_repair.py, test_reduce.py. Of
 # the index, which one vote has not: tests/faults/nodes/test_two_lost.py, tests/faults/nodes/test_loss.py.
-_ELSEWHERE = ("encode.", "rebuild.", "repair.", "publish.", "commit.index-")
+_ELSEWHERE = ("encode.", "rebuild.", "repair.", "publish.", "drop.", "commit.index-")
 POINTS = tuple(p for p in failpoints.POINTS if not p.startswith(_ELSEWHERE))
 WORKER = tuple(p for p in POINTS if not p.startswith("stage.") and "durable-told" not in p)
 LONG = os.environ.get("FAULTS") == "long"

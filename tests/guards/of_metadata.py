@@ -27,7 +27,7 @@ ROWS = (
     ),
     _row(
         "metadata-is-held-against-the-votes", "ckptd/checkpoint/verify.py",
-        "        metadata_in(records[0].leaves),\n", "        manifest.metadata,\n",
+        "        metadata_in(records[0].leaves), dropped_by", "        manifest.metadata, dropped_by",
         "checkpoint/test_verify.py::test_metadata_that_no_vote_has_is_damage",
     ),
     _row(

@@ -3,6 +3,7 @@
 from tests.guards import (
     of_connect,
     of_daemons,
+    of_dropped,
     of_ends,
     of_journal,
     of_leaders,
@@ -22,7 +23,7 @@ GUARDS: tuple[Guard, ...] = (
     *of_simulator.ROWS, *of_nodes.ROWS, *of_saves.ROWS, *of_daemons.ROWS, *of_ends.ROWS, *of_tools.ROWS,
     *of_connect.ROWS, *of_leaders.ROWS, *of_replicas.ROWS, *of_loads.ROWS, *of_pulls.ROWS, *of_reports.ROWS,
     *of_journal.ROWS,
-    *of_metadata.ROWS,
+    *of_metadata.ROWS, *of_dropped.ROWS,
 )  # fmt: skip
 
 _COSTS = "it takes 3 GiB of /dev/shm and fails after a minute; tests/faults/test_slow_memory.py has the same guard"

@@ -307,6 +307,7 @@ def _facts(committed: Committed) -> dict[str, object]:
         "replicas": str(committed.replicas),
         "what is left out": committed.left_out,
         "metadata": committed.metadata,
+        "what was dropped": committed.dropped,
     }
 
 

@@ -8,6 +8,7 @@ import msgspec
 from ckptd.shared.base.decoding import decoded
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import Counter, Incarnation, JobName, Nbytes, SaveId, Step, StoreId, WorldSize
+from ckptd.shared.format.dropped import Dropped
 from ckptd.shared.format.integrity import XXH3, DigestKind, Integrity, KeyId, Purpose
 from ckptd.shared.format.manifest import MAX_RECORD_NBYTES, LeftOut, Manifest
 from ckptd.shared.format.replica_attestations import Compared
@@ -42,6 +43,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     replicas: Compared = Compared.NO_REPLICAS  # how much of what its ranks hold alike was compared when it was saved
     left_out: LeftOut = ""  # why plain dcp.load finds no `.metadata`, where it was meant to
     metadata: SaveMetadata = {}  # what the training said of the save, such as its loss
+    dropped: Dropped = ()  # names below which it has had values, and has none any more
     proof: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
 
     @property
@@ -71,6 +73,7 @@ def make_committed(manifest: Manifest, manifest_raw: bytes, integrity: Integrity
         manifest_digest=integrity.digest(manifest_raw, Purpose.MANIFEST_FILE).hex(),
         digest_kind=integrity.kind, key_id=integrity.key_id,
         replicas=manifest.replicas, left_out=manifest.left_out, metadata=manifest.metadata,
+        dropped=manifest.dropped,
     )  # fmt: skip
     return msgspec.structs.replace(bare, proof=_proof(bare, integrity))
 

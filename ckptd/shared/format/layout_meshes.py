@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Container
 from typing import NamedTuple
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.columns import numbers_in, unsigned
 from ckptd.shared.format.layout import MIN_HEADER_NBYTES, Path, Planned, check_paths
-from ckptd.shared.format.packed_layout import Known, Own, Parts, meshes_of, own_in, placed_of
+from ckptd.shared.format.packed_layout import Known, Own, Parts, Spread, meshes_of, own_in, placed_of
 from ckptd.shared.format.placement import Mesh, MeshRanks, Placed
 
 _encoder = msgspec.msgpack.Encoder()
@@ -48,6 +49,30 @@ def lying(parts: Parts, *, where: str, known: Known) -> Lying:
         own.rank, own.world_size, meshes, form.ranks, tensors, placed, plan.paths, own.aliases, own.held_alike,
         known.holders(plan, own.holders, where),
     )  # fmt: skip
+
+
+def spread_of(found: Lying, kept: Container[str], here: Container[str], where: str) -> Spread:
+    """As the layout's writer gave it, of the kept tensors. here: those of which its rank has boxes."""
+    meshes = [
+        Mesh(mesh.shape, mesh.place, _ranks_in(mesh, ranks, found.rank, where))
+        for mesh, ranks in zip(found.meshes, found.ranks, strict=True)
+    ]
+    absent = [one for name, one in found.tensors.items() if name in kept and name not in here]
+    return Spread(absent, meshes, {name: placed for name, placed in found.placed.items() if name in kept})
+
+
+def _ranks_in(mesh: Mesh, ranks: MeshRanks, rank: int, where: str) -> tuple[int, ...]:
+    """All ranks of the mesh, in the order of places; empty: not known."""
+    if math.prod(mesh.shape) == 1:
+        return (rank,)
+    if ranks.listed:
+        return tuple(numbers_in(ranks.listed, math.prod(mesh.shape), where))
+    if not ranks.strides:
+        return ()
+    found = [rank - sum(at * step for at, step in zip(mesh.place, ranks.strides, strict=True))]
+    for extent, step in zip(mesh.shape, ranks.strides, strict=True):
+        found = [one + at * step for one in found for at in range(extent)]
+    return tuple(found)
 
 
 def tensors_in(boxes: tuple[int, bytes], where: str) -> set[int]:

@@ -31,6 +31,7 @@ from ckptd.shared.base.ids import (
 )
 from ckptd.shared.base.wording import shown
 from ckptd.shared.format.digest import DIGEST_NBYTES, block_count
+from ckptd.shared.format.dropped import Dropped, dropped_by
 from ckptd.shared.format.integrity import XXH3, DigestKind, Integrity, KeyId, Purpose
 from ckptd.shared.format.layout import Extent, Layout, are_parts, extents
 from ckptd.shared.format.packed_layout import Known, Parts, layout_in
@@ -86,10 +87,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ParityRecord(msgspec.Struct, frozen=True, order=True):
-    """One member's parity of a redundancy set, in its directory: the parity, then the record that says of what.
-
-    The record has the digest of each block of the parity, and its own is here: so the whole file is pinned.
-    """
+    """One member's parity of a set, then a record with its blocks' digests: its own is here, so the file is pinned."""
 
     folder: SetName
     name: ParityName
@@ -140,6 +138,7 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     files: Annotated[list[FileRecord], msgspec.Meta(max_length=4096)]
     stock_objects: StockObjects | None = None  # from rank 0's node, when it makes them
     parity: ParityRecord | None = None  # when this node drained its own
+    dropped: Dropped = ()
     key_id: KeyId = ""  # of the key that all its digests are made with
 
 
@@ -205,6 +204,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     left_out: LeftOut = ""  # why stock readers have no `.metadata`, where they were meant to
     index: IndexFile | None = None  # of the records
     metadata: SaveMetadata = {}  # what the training said of the save, such as its loss
+    dropped: Dropped = ()  # of any vote
     key_id: KeyId = ""  # of the key that all its digests are made with
 
     def place_of(self, ref: VoteRef) -> str:
@@ -435,7 +435,7 @@ def make_manifest(
         world_size=first.world_size, folders=folders, votes=_refs(votes, folders),
         files=sum(len(f.extents()) for f in files), nbytes=sum(f.nbytes for f in files),
         replicas=compared(attestations), stock=list(stock), key_id=integrity.key_id,
-        metadata=metadata_in(files[0].leaves),
+        metadata=metadata_in(files[0].leaves), dropped=dropped_by(v.dropped for v, *_ in votes),
     )  # fmt: skip
 
 

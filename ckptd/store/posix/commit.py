@@ -94,7 +94,9 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     committed = committed_at(fs, place)
     if committed is None:
         try:
-            made = _write_and_rename(fs, place, writer, alive)
+            made = write_records(fs, place, writer, alive)
+            failpoints.reach("commit.before-rename")
+            fs.rename(place.partial, place.final)
             committed = committed_at(fs, place) or made  # of two committers one has selected its manifest
         except (OSError, DamagedError):
             # Another committer may have renamed the directory under us. Then all we wanted is at the target.
@@ -119,7 +121,8 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     return CommitOutcome(committed, "; ".join(filter(None, notes)), published=not unpublished)
 
 
-def _write_and_rename(fs: FileLayer, place: Place, writer: str, alive: Alive) -> Committed:
+def write_records(fs: FileLayer, place: Place, writer: str, alive: Alive = silent) -> Committed:
+    """All that an unfinished checkpoint needs but its name, from its votes, on the medium. Raises as commit does."""
     unfinished = files_at(fs, place.partial)
     votes = read_votes(unfinished, place.key.job, place.save, alive)
     manifest = make_manifest(votes, save=place.save, writer=writer, integrity=fs.integrity)
@@ -144,8 +147,6 @@ def _write_and_rename(fs: FileLayer, place: Place, writer: str, alive: Alive) ->
     temp = fs.write_temp(path, encode_committed(committed), before_sync=_reaching("commit.committed-unsynced"))
     fs.rename(temp, path)
     fs.fsync_dir(place.partial)
-    failpoints.reach("commit.before-rename")
-    fs.rename(place.partial, place.final)
     return committed
 
 

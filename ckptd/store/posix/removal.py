@@ -10,7 +10,7 @@ import secrets
 from types import MappingProxyType
 
 from ckptd.shared.base.errors import CkptdError, DamagedError
-from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.manifest import COMMITTED, LATEST
 from ckptd.shared.protocol.publication import Intents
@@ -24,6 +24,8 @@ from ckptd.store.scan import pinned
 from ckptd.system import failpoints
 from ckptd.system.files import FileLayer, is_temp
 
+WHOLE_PREFIX = ".whole-"
+
 
 def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents = MappingProxyType({})) -> bool:
     """Whether the committed checkpoint is gone: not if it is pinned, or a trainer's directory has links to its files.
@@ -35,6 +37,7 @@ def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents
         return False
     if committed_at(fs, Place(key, save)) is None:
         return True
+    restore_whole(fs, key, whole_name(save))  # what a crash left of it goes too, or it would come back
     note = publish(fs, key, save, intents)  # what could not be at its commit
     if note:
         raise CkptdError(f"{note}: it stays until it is", hint="see what is in the way there")
@@ -71,6 +74,28 @@ def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents
 def remove_partial(fs: FileLayer, key: JobKey, save: SaveId) -> None:
     """The unfinished checkpoint removed, also under a late writer, which gets ENOENT. Never a committed one."""
     _empty(fs, _to_trash(fs, Place(key, save).partial))
+
+
+def whole_name(save: SaveId) -> str:
+    """Of a committed checkpoint while another directory takes its name."""
+    return f"{WHOLE_PREFIX}{save.dirname}"
+
+
+def restore_whole(fs: FileLayer, key: JobKey, name: str) -> None:
+    """What a crash left aside gets its own name back, unless another directory has it: then it is removed."""
+    aside, final = os.path.join(job_dir(key), name), os.path.join(job_dir(key), name.removeprefix(WHOLE_PREFIX))
+    if COMMITTED in _names(fs, final):
+        _empty(fs, _to_trash(fs, aside))
+    elif parse_dirname(os.path.basename(final)) is not None:
+        fs.rename(aside, final)
+        fs.fsync_dir(job_dir(key))
+
+
+def _names(fs: FileLayer, path: str) -> list[str]:
+    try:
+        return fs.listdir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _to_trash(fs: FileLayer, path: str) -> str | None:
@@ -126,7 +151,9 @@ def sweep_trash(fs: FileLayer, key: JobKey, *, links: bool = True) -> int:
     swept = 0
     for name in names:
         with contextlib.suppress(OSError):
-            if name.startswith(TRASH_PREFIX):
+            if name.startswith(WHOLE_PREFIX):
+                restore_whole(fs, key, name)
+            elif name.startswith(TRASH_PREFIX):
                 _empty(fs, os.path.join(job_dir(key), name))  # the rename to the trash may still be unsynced
             elif links and is_temp(name, LATEST):
                 fs.rmtree(os.path.join(job_dir(key), name))

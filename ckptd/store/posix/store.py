@@ -14,7 +14,7 @@ from ckptd.shared.protocol.publication import Intents, Publication
 from ckptd.store.facts import CommitOutcome, Committer
 from ckptd.store.image import Flow
 from ckptd.store.interface import NO_INTENTS, OpenImage, Replacement, Store
-from ckptd.store.posix import commit, publish, removal
+from ckptd.store.posix import again, commit, publish, removal
 from ckptd.store.posix.identity import STORE_FILE, id_on_store, make_store, store_id_at, where
 from ckptd.store.posix.image_writer import put_files
 from ckptd.store.posix.in_the_way import explain
@@ -104,6 +104,12 @@ class PosixStore(Store):
             with contextlib.suppress(OSError):
                 self._fs.rename(place.partial, place.final)
             raise
+
+    def begin_again(self, job: str, save: SaveId) -> str:
+        return again.begin_again(self._fs, self._key(job), save)
+
+    def take_its_place(self, job: str, save: SaveId, writer: str) -> None:
+        again.take_its_place(self._fs, self._key(job), save, writer)
 
     def space(self) -> tuple[int, int]:
         return self._fs.space(self.url)

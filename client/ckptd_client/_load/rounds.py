@@ -19,6 +19,7 @@ from ckptd.shared.stores.kinds import open_files, real
 from ckptd_client._daemon.channel import ChannelLostError
 from ckptd_client._daemon.link import Link
 from ckptd_client._load.checkpoint import Checkpoint, open_arena, open_directory, open_segments
+from ckptd_client._load.dropped import told_of_dropped
 from ckptd_client._load.fit import Fit, fit
 from ckptd_client._load.image_ranges import images_in
 from ckptd_client._load.memory import LackingError, MemorySegments
@@ -310,9 +311,10 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
     """
     with taking_part(participants):
         stored = open_files(real(directory), integrity)
-        with _damage_of(stored.location):
+        with contextlib.ExitStack() as stack, _damage_of(stored.location):
             records = read_records(stored, save)
             where = f"{stored.location} (step {records.manifest.save.step})"
+            stack.enter_context(told_of_dropped(state, records.manifest.dropped))
             if len(records) == group.world_size:
                 with contextlib.suppress(OtherRanksNeededError):
                     own = records[group.rank]
