@@ -13,6 +13,7 @@ from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.status import DrainStatus, JobStatus, NodeReport, NodeStatus
 
 PATIENCE_S = 0.7  # with nodes that do not answer
+SAID_S = 0.5  # how old an answer to another daemon may be
 _CALL_S = 0.5  # more, with those to which there is no link yet
 _CROWD_S = 0.5  # of nodes that still answer: so long after the last answer
 _MOST_S = 3.0
@@ -67,6 +68,19 @@ class StatusQuery:
     def over(self, now: float) -> bool:
         """Whether nothing more is waited for."""
         return not self._left or now >= self.deadline
+
+
+def ahead_s(clock: float, asked: float, answered: float) -> float | None:
+    """How far the clock of an answer is ahead of this node's: what the time of question and answer cannot explain.
+
+    All are seconds since 1970. An answer may have been made a moment before the question: it is the same for all that
+    ask at once. None: it does not say.
+    """
+    if not clock:
+        return None
+    if clock > answered:
+        return round(clock - answered, 3)
+    return round(min(0.0, clock - (asked - SAID_S)), 3)
 
 
 def joined(own: JobStatus, here: str, report: NodeReport, query: StatusQuery) -> JobStatus:

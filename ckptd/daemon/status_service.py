@@ -15,7 +15,16 @@ from ckptd.core.jobs import Catalogue, Job
 from ckptd.daemon import status as builder
 from ckptd.daemon.pace import Pace
 from ckptd.daemon.rank_socket import Incoming
-from ckptd.daemon.status_query import Answer, StatusQuery, decode_answer, encode_answer, joined, progressed
+from ckptd.daemon.status_query import (
+    SAID_S,
+    Answer,
+    StatusQuery,
+    ahead_s,
+    decode_answer,
+    encode_answer,
+    joined,
+    progressed,
+)
 from ckptd.daemon.steps_service import QUERY_BITS, StepsService
 from ckptd.peers.packets import Answered, Ask, StepsAsked, StepsKnown
 from ckptd.peers.plane import PeerPlane
@@ -28,7 +37,6 @@ from ckptd.store.workers import Stores
 MAX_ERRORS = 20
 _MAX_OWN = 10  # of them, with room for what strangers cause
 _MAX_SURVEYS = 64  # at once; a question beyond that is answered for this node alone
-_SAID_S = 0.5  # how old an answer to another daemon may be
 _MAX_CHARS = 4096  # of an error that travels
 _SEND_AGAIN_S = 0.02  # while the link to a node comes up
 _ASK_AGAIN_S = 0.002  # for each node, between two questions for its progress: so they cost little of the loop
@@ -60,6 +68,7 @@ class _Waiting:
     whole: bool  # the reports of the nodes are wanted, too
     jobs: dict[int, JobKey] = field(default_factory=dict)  # id of the question -> what was asked
     drains: dict[JobKey, Drain] = field(default_factory=dict)  # that ran when it was asked
+    asked_at: float = field(default_factory=time.time)
     unsent: list[tuple[int, str]] = field(default_factory=list)  # question and node: there is no link yet
 
 
@@ -156,12 +165,14 @@ class StatusService:
         except ProtocolError:
             self._from.plane.refused["malformed"] += 1
             return
+        ahead = ahead_s(answer.report.clock, waiting.asked_at, time.time())
+        answer = msgspec.structs.replace(answer, report=msgspec.structs.replace(answer.report, ahead_s=ahead))
         waiting.query.told(waiting.jobs[told.id], node, answer, time.monotonic())
 
     def _answer_about(self, key: JobKey, job: Job) -> bytes:
         """Encoded, the same for all that ask at once: to encode 1,000 nodes takes a coordinator 40 ms."""
         now = time.monotonic()
-        self._said = {job: said for job, said in self._said.items() if now < said[0] + _SAID_S}
+        self._said = {job: said for job, said in self._said.items() if now < said[0] + SAID_S}
         if key not in self._said:
             self._said[key] = now, encode_answer(self._answer_of(key, job))
         return self._said[key][1]
@@ -187,6 +198,7 @@ class StatusService:
             tightest_limit=self._from.arena.budget().tightest.name,
             ranks=builder.ranks(job),
             problems=[problem[:_MAX_CHARS] for problem in problems[:MAX_PROBLEMS]],
+            clock=time.time(),
         )
 
     # --- the answer

@@ -1,8 +1,10 @@
 """What `ckptd doctor` says about this node as others reach it: its address, its ports, its key file."""
 
+import ipaddress
 import os
 import socket
 
+from ckptd.doctor.network import interfaces, judge_network
 from ckptd.doctor.rules import Finding, Verdict
 from ckptd.peers.identity import find_host, node_name
 from ckptd.peers.keys import read_keys
@@ -28,6 +30,7 @@ def examine_peers(config: Config) -> list[Finding]:
     if not config.peer_port and not config.bulk_port:
         text = "any that is free; where a firewall stands between nodes, set peer_port and bulk_port"
         findings.append(Finding("ports", Verdict.OK, text))
+    findings += _network(config)
     findings.append(_keys(config.key_file) if config.key_file else Finding("keys", Verdict.OK, "the arena's own"))
     return findings
 
@@ -42,6 +45,22 @@ def _address(config: Config) -> Finding:
         fix = "set peer_address to an address or interface that other nodes reach; a job on one node needs none"
         return Finding(name, Verdict.WARN, problem.partition(": set ")[0], fix)
     return Finding(name, Verdict.OK, f"node {node} is reached at {host}")
+
+
+def _network(config: Config) -> list[Finding]:
+    """Nothing where the address is wrong, which is said, or leads to no other node, as that of loopback."""
+    try:
+        host, problem = find_host(config.peer_address)
+    except ConfigError:
+        return []
+    return [] if problem or _is_loopback(host) else [judge_network(host, interfaces())]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # an interface
 
 
 def _port(config: Config, name: str, port: int) -> Finding:

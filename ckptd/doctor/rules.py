@@ -77,6 +77,7 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     read_error: str | None = None  # "" when what a drain writes can be read as a restore reads it
     sample_nbytes: int = 0
     sample_s: float = 0.0
+    ahead_s: float | None = None  # of the clock that dates files
 
 
 def _ok(name: str, detail: str) -> Finding:

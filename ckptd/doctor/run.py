@@ -6,7 +6,8 @@ import platform
 from ckptd import __version__
 from ckptd.arena import budget
 from ckptd.arena.ask import Daemon, require_daemon
-from ckptd.doctor import probe, rules
+from ckptd.doctor import needless, probe, rules
+from ckptd.doctor.clocks import judge_clocks
 from ckptd.doctor.probe_store import probe_store
 from ckptd.doctor.rules import Finding, Verdict, judge_daemon, judge_peers
 from ckptd.shared.base.errors import CkptdError
@@ -21,12 +22,15 @@ _STATUS_S = 5.0
 def examine(arena_dir: str, store: str | None = None, *, deadline_s: float = 20.0) -> list[Finding]:
     """Every finding about machine, arena and store, in reading order. deadline_s bounds the store's part."""
     status, error = _ask(arena_dir)
+    facts = probe_store(store, deadline_s=deadline_s) if store else None
     return [
         *examine_memory(arena_dir),
         *examine_arena(arena_dir),
-        *examine_store(store, status, deadline_s=deadline_s),
+        *rules.judge_store(facts, sorted({job.store for job in status.jobs} if status is not None else ())),
         judge_daemon(status, error, __version__),
         *(judge_peers(status) if status is not None else []),
+        *judge_clocks(facts.ahead_s if facts is not None else None, status),
+        *needless.examine(status, probe.user_name()),
         *examine_machine(),
     ]
 
@@ -42,13 +46,6 @@ def _ask(arena_dir: str) -> tuple[Status | None, CkptdError | None]:
             return daemon.status(nodes=True), None
     except CkptdError as error:
         return None, error
-
-
-def examine_store(store: str | None, status: Status | None, *, deadline_s: float) -> list[Finding]:
-    """The store, tried with real files; without one, only which stores the jobs of a running daemon have."""
-    if store:
-        return rules.judge_store(probe_store(store, deadline_s=deadline_s))
-    return rules.judge_store(None, sorted({job.store for job in status.jobs} if status is not None else ()))
 
 
 def examine_memory(arena_dir: str) -> list[Finding]:

@@ -43,6 +43,7 @@ import mfusepy
 
 class Passthrough(mfusepy.Operations):
     use_ns = True
+    ahead_ns = 0  # of the clock that dates its files
 
     def __init__(self, root):
         self.root = root
@@ -53,7 +54,7 @@ class Passthrough(mfusepy.Operations):
     def getattr(self, path, fh=None):
         st = os.lstat(self.path(path))
         names = ("st_mode", "st_nlink", "st_size", "st_uid", "st_gid", "st_ino", "st_dev", "st_blocks")
-        times = {"st_atime": st.st_atime_ns, "st_mtime": st.st_mtime_ns, "st_ctime": st.st_ctime_ns}
+        times = {f"st_{one}": getattr(st, f"st_{one}_ns") + self.ahead_ns for one in ("atime", "mtime", "ctime")}
         return {name: getattr(st, name) for name in names} | times
 
     def readdir(self, path, fh):
@@ -125,7 +126,9 @@ class Forwarding(Passthrough):
     def fsync(self, path, datasync, fi): os.fsync(fi.fh)
     def release(self, path, fi): os.close(fi.fh)
 
-if sys.argv[3] == "answering":
+if sys.argv[3] == "ahead":
+    Passthrough.ahead_ns = 5 * 10**9
+if sys.argv[3] in ("answering", "ahead"):
     mfusepy.FUSE(Passthrough(sys.argv[1]), sys.argv[2], foreground=True, nothreads=True)
 else:
     forwarding = Forwarding(sys.argv[1], sys.argv[3] == "sticky")
@@ -154,7 +157,7 @@ class FuseStore:
     """A directory behind a FUSE process that can be made to answer nothing. A context that leaves no mount.
 
     kind: "forwarding" opens the files behind it with O_DIRECT when it is asked to, and then fails every read and write
-    with EINVAL; "sticky" goes on to fail reads when a file is opened again without it.
+    with EINVAL; "sticky" goes on to fail reads when a file is opened again without it. "ahead": its clock is 5 s ahead.
     """
 
     def __init__(self, base: str, kind: str = "answering") -> None:

@@ -119,6 +119,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     tightest_limit: _Text
     ranks: Annotated[list[RankStatus], msgspec.Meta(max_length=MAX_RANKS)]  # of this job
     problems: Annotated[list[_Text], msgspec.Meta(max_length=MAX_PROBLEMS)]  # of the store, the job, the daemon
+    clock: float = 0.0  # seconds since 1970 there as it answered; 0: it does not say
+    ahead_s: float | None = None  # of its clock, by the daemon that asked: 0 within the time that the answer took
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):

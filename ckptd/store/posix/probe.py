@@ -18,6 +18,7 @@ _SYNCS = 5  # odd: the one in the middle is the median
 _CHUNK_NBYTES = 16 << 20
 SAMPLE_NBYTES = 64 << 20
 _SAMPLE_MAX_S = 5.0
+_TICK_S = 0.02  # a file may bear the time of the last tick of the kernel's clock
 _PREFIX = ".ckptd-doctor-"
 
 
@@ -38,6 +39,7 @@ def probe(path: str) -> Iterator[dict[str, object]]:
         yield {"fs_type": _fs_type(path), "free_nbytes": _free_nbytes(path)}
         yield {"doing": f"syncing a small file in {scratch}"}
         yield {"fsync_s": _median_sync_s(scratch)}
+        yield {"ahead_s": _ahead_s(scratch)}
         yield {"doing": f"renaming in {scratch}"}
         yield {"rename_error": _outcome(_rename, scratch)}
         yield {"doing": f"writing with O_DIRECT in {scratch}"}
@@ -92,6 +94,17 @@ def _median_sync_s(scratch: str) -> float:
             os.fsync(fd)
             seconds.append(time.monotonic() - start)
     return sorted(seconds)[_SYNCS // 2]
+
+
+def _ahead_s(scratch: str) -> float:
+    """How far the clock that dates files is ahead of this node's: what the time of the write cannot explain."""
+    path = os.path.join(scratch, "dated")
+    before = time.time() - _TICK_S
+    with _opened(path, 0) as fd:
+        os.pwrite(fd, b"x", 0)
+        os.fsync(fd)
+    dated, after = os.stat(path).st_mtime, time.time()
+    return round(max(0.0, dated - after) + min(0.0, dated - before), 3)
 
 
 def _rename(scratch: str) -> None:

@@ -214,9 +214,9 @@ def test_a_peer_that_speaks_another_protocol_and_one_that_is_gone(pair, tmp_path
     try:
         assert doctor(CKPTD_ARENA=one.arena)[1]["peers of job"]["detail"].startswith("1 answer, all of version")
         two.kill()
-        two.start(CKPTD_NODE="n2", PYTHONPATH=another_version(tmp_path / "other", "9.0", protocol=9))
+        two.start(CKPTD_NODE="n2", PYTHONPATH=another_version(tmp_path / "other", "9.0", protocol=99))
         wait_for(
-            lambda: "n2 (protocol 9, ckptd 9.0) cannot speak with this daemon" in " ".join(one.status().errors), 30
+            lambda: "n2 (protocol 99, ckptd 9.0) cannot speak with this daemon" in " ".join(one.status().errors), 30
         )
         code, found = doctor(CKPTD_ARENA=one.arena)
         assert code == 1
