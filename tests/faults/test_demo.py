@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptd_client.demo import DemoError, promises, report
+from ckptd_client.demo import DemoError, promises, report, told
 from ckptd_client.demo.journal import Finished, Loss, Reached, Reader, Restored, Saved, TorchSaved, Writer
 from tests import pythons
 
@@ -129,6 +129,79 @@ def test_a_journal_is_read_while_it_is_written(tmp_path):
     assert reader.poll() == []
 
 
+# --- what is told when all daemons are gone
+
+
+def saved(step, stall_s, *milestones):
+    return [Saved(step, stall_s), *(Reached(step, milestone, 1.0) for milestone in milestones)]
+
+
+def told_save(step, stall_s, **more):
+    return {"step": step, "stall_s": stall_s, "staged_s": 0.1, "protected_s": 0.2, "durable_s": 0.3} | more
+
+
+def a_history():
+    """Two starts of two ranks, as the ranks have it and as ckptd tells it."""
+    one = [[Loss(0, "0x0p+0"), *saved(0, 0.1 + rank, "staged", "durable"), Loss(1, "0x0p+0")] for rank in range(RANKS)]
+    two = [[Restored(0, "arena", 0.4, 5), Loss(1, "0x0p+0"), *saved(1, 0.2, "staged")] for _ in range(RANKS)]
+    attempts = [told.Attempt(one, "lost", 100.0, 110.0), told.Attempt(two, "closed", 120.0, 130.0)]
+    lost = [{"what": "ranks", "ranks": 1}, {"what": "ranks", "ranks": 1}]
+    back = {"step": 0, "tiers": {"arena": 2}, "seconds": 0.3, "nbytes": 10, "lost_steps": 0}
+    same = {"world_size": 2, "nodes": 2}
+    runs = [
+        {"how": "lost", "began": 101.0, "ended": 111.0, "losses": lost, "restores": [], "saves": [told_save(0, 1.0)]},
+        {"how": "closed", "began": 121.0, "ended": 130.0, "losses": [], "restores": [back]},
+    ]
+    runs[1]["saves"] = [told_save(1, 0.1)]
+    parts = {"training_s": 20.0, "stall_s": 1.1, "restore_s": 0.4, "repeated_s": 0.0, "start_s": 7.5}
+    goodput = parts | {"unexplained_s": 0.0, "total_s": 29.0, "failures": 1}
+    return {"runs": [run | same for run in runs], "goodput": goodput}, attempts
+
+
+def test_a_history_that_is_true():
+    history, attempts = a_history()
+    assert told.check_history(history, attempts, 2) == "2 starts, 2 saves, 1 restores"
+    told.check_advice(
+        {"failures": 1, "restores": 2, "restores_from_store": 0, "costs": {"stall_s": 0.1}},
+        [attempts[0], attempts[1]._replace(records=[attempts[1].records[0] * 2])],
+    )
+    state = {"run": {"how": "closed"}, "durable": {"step": 1}, "unsaved": []}
+    told.check_state(state, 2)
+    with pytest.raises(DemoError, match="the durable step: ckptd tells 1, the ranks' own records have 2"):
+        told.check_state(state, 3)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (("runs", 0, "how"), "closed", "start 1: its end"),
+        (("runs", 1, "nodes"), 1, "ranks and nodes"),
+        (("runs", 0, "began"), 99.0, "start 1: its begin"),
+        (("runs", 0, "ended"), 116.0, "start 1: its end"),
+        (("runs", 0, "losses"), [], "start 1: ranks that were lost"),
+        (("runs", 0, "saves"), [], "start 1: saves"),
+        (("runs", 0, "saves", 0, "durable_s"), None, "step 0 was reported durable, and ckptd history lacks it"),
+        (("runs", 1, "saves", 0, "stall_s"), 0.3, "the stall of step 1"),
+        (("runs", 0, "saves"), [told_save(0, 1.0), told_save(-1, 0.0)], "which no rank began"),
+        (("runs", 1, "restores"), [], "start 2: restores"),
+        (("runs", 1, "restores", 0, "tiers"), {"pfs": 2}, "where ranks read"),
+        (("runs", 1, "restores", 0, "seconds"), 1.0, "seconds of the restore"),
+        (("runs", 1, "restores", 0, "nbytes"), 5, "bytes of the restore"),
+        (("runs", 1, "restores", 0, "lost_steps"), 2, "steps lost"),
+        (("goodput", "training_s"), 10.0, "the parts of the time add up to"),
+        (("goodput", "failures"), 0, "failures"),
+    ],
+)
+def test_a_history_that_is_not_is_noticed(place, value, says):
+    history, attempts = a_history()
+    found = history
+    for key in place[:-1]:
+        found = found[key]
+    found[place[-1]] = value
+    with pytest.raises(DemoError, match=says):
+        told.check_history(history, attempts, 2)
+
+
 def start_demo(tmp_path):
     """The short demo, its files under tmp_path."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "client")])
@@ -170,6 +243,8 @@ def test_the_short_demo_proves_what_it_says(tmp_path):
     assert re.search(r"^ *node-a +0 +0-1 ", output, re.MULTILINE), output  # node, set, ranks
     assert re.search(r"^ *node-c +0 +2-3 .* (fine|synced) *$", output, re.MULTILINE), output
     assert "none was seen" not in output
+    assert "each figure agrees with the ranks' own records: 3 starts, " in output
+    assert re.search(r"report\.html: 3 runs, ", output), output
     assert output.splitlines()[-1] == 'Everything it made is removed. Next: "A first save" in README.md'
     assert left_behind(tmp_path, demo.pid) == []
 

@@ -44,6 +44,16 @@ _DEMO = (
         "demo.py::test_what_was_not_measured_has_no_row",
     ),
     _row(
+        "what-is-told-is-compared", f"{_CLIENT}demo/told.py",
+        "    if told != ours:\n", "    if False:\n",
+        "demo.py::test_a_history_that_is_true",
+    ),
+    _row(
+        "a-milestone-that-was-reported-is-in-the-history", f"{_CLIENT}demo/told.py",
+        "if one[field] is None and step in _reached(records, milestone):", "if False:",
+        "demo.py::test_a_history_that_is_not_is_noticed",
+    ),
+    _row(
         "a-status-counts-as-a-report", f"{_CLIENT}demo/promises.py",
         "    steps += [] if reported is None else [reported]\n", "",
         "demo.py::test_a_promise_that_was_kept",

@@ -1,22 +1,26 @@
 """The story: an undisturbed training, the same training killed twice, and the proof that both are equal."""
 
+import importlib.util
+import json
+import time
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-from ckptd_client.demo import DemoError, promises, report
-from ckptd_client.demo.daemon import kill_in_drain
+from ckptd_client.demo import DemoError, promises, report, told
+from ckptd_client.demo.daemon import ckptd, kill_in_drain
 from ckptd_client.demo.journal import Loss, Restored
 from ckptd_client.demo.narration import Narrator
 from ckptd_client.demo.plan import NODES, RANKS_PER_NODE, WORLD_SIZE, Plan
-from ckptd_client.demo.ranks import Ranks
+from ckptd_client.demo.ranks import JOB, Ranks
 from ckptd_client.demo.workspace import Node, Workspace, nodes
 
 _SLOW_DRAIN = "32MiB"  # per second and node: slow enough to be hit in the middle
 _SLOW_RATE = "32 MiB/s a node"
 _VICTIM = WORLD_SIZE - 1
 _NO_DAEMON = 3  # exit code of ckptd status
+_ENDS = ("lost", "", "closed")  # of the starts, in the job's journal; of the second no daemon lived to tell
 
 
 class Story:
@@ -111,6 +115,7 @@ class Story:
         if not self._space.wait_until_empty():
             raise DemoError("the job is closed and durable, yet a daemon has not left")
         say("the daemons have left by themselves: clients had started them, and the job is closed and durable")
+        self._aftermath([*slowed, third])
         self._narrator.title("The numbers")
         measured = report.Measured(reference.records, [r.records for r in slowed], [third.records], restores)
         self._narrator.print(measured.table(_SLOW_RATE))
@@ -120,6 +125,33 @@ class Story:
         say("[bold green]It holds:[/] the training was killed twice, and came back twice from memory, the second time")
         say("though a node's memory was gone; it ended as the one that nobody disturbed:")
         say(f"{curve.compared} losses and the weights at the end are equal, bit for bit")
+
+    def _aftermath(self, starts: Sequence[Ranks]) -> None:
+        """All processes are gone: the store alone says what happened, and as the ranks have it."""
+        self._narrator.title("What is left to look at")
+        job = f"{self._space.store}/{JOB}"
+        self._narrator.show("status", job, "--arena", self._first.arena)
+        self._narrator.show("history", job)
+        self._narrator.show("advise", job)
+        attempts = [
+            told.Attempt(ranks.records, how, ranks.began, ranks.ended or time.time())
+            for ranks, how in zip(starts, _ENDS, strict=True)
+        ]
+        summary = told.check_history(self._told("history", job, "--saves"), attempts, NODES)
+        told.check_advice(self._told("advise", job), attempts)
+        told.check_state(self._told("status", job, "--arena", self._first.arena), self._plan.steps)
+        self._narrator.say(f"[bold green]each figure agrees with the ranks' own records:[/] {summary}")
+        if importlib.util.find_spec("matplotlib") is None:
+            self._narrator.say("ckptd report draws them as a page: pip install 'ckptd[report]'")
+        else:
+            self._narrator.show("report", job, "-o", self._space.path("report.html"))
+
+    def _told(self, *args: str) -> told.Json:
+        code, output = ckptd(self._space, *args, "--json", columns=80, color=False)
+        if code:
+            raise DemoError(f"ckptd {args[0]} --json ended with exit code {code}: {output}")
+        found: told.Json = json.loads(output)
+        return found
 
     def _start(self, name: str, places: Sequence[Node], *, slow: bool = False) -> Ranks:
         settings = {"CKPTD_DRAIN_BANDWIDTH": _SLOW_DRAIN} if slow else {}

@@ -42,6 +42,8 @@ class Ranks:
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
+        self.began = time.time()
+        self.ended: float | None = None  # once all processes have; both in seconds since 1970
         self.records: list[list[Record]] = [[] for _ in range(WORLD_SIZE)]
         self._journals = [space.path(f"{name}.rank{rank}.jsonl") for rank in range(WORLD_SIZE)]
         self._readers = [Reader(path) for path in self._journals]
@@ -81,6 +83,7 @@ class Ranks:
                 yield record
             self._check()
             if not running:
+                self.ended = self.ended or time.time()
                 return
             if time.monotonic() - last_record > _SILENCE_S:
                 raise DemoError(f"{self.name}: nothing was heard of the ranks for {_SILENCE_S:.0f} s\n{self._tail()}")
@@ -110,6 +113,7 @@ class Ranks:
     def reap(self) -> list[int]:
         """Exit codes by rank, negative for a signal. Waits until all ranks have ended, and reads their last records."""
         codes = [process.wait() for process in self._processes]
+        self.ended = self.ended or time.time()
         self.read()
         return codes
 
