@@ -67,7 +67,7 @@ class _Named:
     def among(self, status: Status) -> list[JobStatus]:
         """The jobs of the daemon that are meant: none, one, or those of one name in several stores."""
         place = absolute(self.store) if self.store is not None else None
-        path = absolute(self.target)
+        path = absolute(self.target) if self.store is None else ""
         return [
             job
             for job in status.jobs

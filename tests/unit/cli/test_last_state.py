@@ -19,7 +19,9 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.protocol.journal import Ended, Lost, Name, RunBegan, RunEnded, Staged, framed, run_digits
 from ckptd.shared.protocol.messages import End
 from tests.checkpoints import write_checkpoint
+from tests.cluster import Node
 from tests.faults.mounts import FuseStore, needs_fuse
+from tests.faults.ranks import JOB, Ranks
 from tests.runs import RUN
 from tests.unit.history import stored
 
@@ -182,3 +184,18 @@ def test_a_store_that_hangs_costs_the_deadline(store, tmp_path):
         assert time.monotonic() - began < 10
         assert f"stat -f {fuse.path}" in error.value.hint
         fuse.go_on()
+
+
+def test_a_job_that_the_daemon_here_has_is_shown_alone(tmp_path, ckptd, monkeypatch):
+    with Node(str(tmp_path)) as node, Ranks(node, 1) as ranks:
+        node.start()
+        monkeypatch.setenv("CKPTD_ARENA", node.arena)
+        ranks.call("connect")
+        ranks.call("save", 1)
+        ranks.call("wait", 1, "durable")
+        for words in ([JOB], [JOB, "--store", node.store], [f"{node.store}/{JOB}"]):
+            found = told(ckptd, *words)
+            assert ([job["job"] for job in found["jobs"]], "type" in found) == ([JOB], False)
+        write_checkpoint(node.store, [{"w": torch.zeros(4)}], job="other", save=SaveId(1, 1, 50, RUN))
+        assert told(ckptd, "other", "--store", node.store)["durable"]["step"] == 50
+        assert ckptd("status", JOB, "--store", str(tmp_path / "elsewhere"), "--timeout", "60")[0] == 2
