@@ -1,14 +1,19 @@
 """The step board of a rank: one page in the arena by which rank and daemon agree on a step, without a message. Pure.
 
-The rank writes the step that it is at, and then reads the daemon's word; the daemon writes its word, and then reads the
+It has two parts. By the first they agree on the step at which all ranks save when the job is about to be ended. The
+rank writes the step that it is at, and then reads the daemon's word; the daemon writes its word, and then reads the
 rank's step. So either the rank sees the word in this step, or the daemon sees the step: no rank is past what the daemon
-reads without having seen its word first. All numbers are of the machine's own byte order: nobody else reads them.
+reads without having seen its word first. By the second, the mark, the rank tells how far it has come, and when: that is
+for the job's journal, and may be half written when it is read. All numbers are of the machine's own byte order: nobody
+else reads them.
 """
 
 import struct
 
 NBYTES = 4096
 STEP_OFFSET = 0  # of the rank's u64: its step and one; 0: it has not asked yet
+MARK_OFFSET = 16  # of what the rank has reached: u64 of its step and one, u64 of nanoseconds of CLOCK_MONOTONIC
+MARK_NBYTES = 16
 WORD_OFFSET = 64  # of the daemon's u64 and its complement, in another cache line
 WORD_NBYTES = 16
 
@@ -52,6 +57,12 @@ def announced(word: int) -> int | None:
 def decode_step(raw: bytes) -> int:
     """The step of a rank, -1 before it first asked."""
     return _STEP.unpack_from(raw)[0] - 1 if len(raw) >= _STEP.size else -1
+
+
+def decode_mark(raw: bytes) -> tuple[int, float]:
+    """The step that the rank has reached, -1: it has told none; and when (time.monotonic)."""
+    step, at = _WORD.unpack_from(raw) if len(raw) >= _WORD.size else (0, 0)
+    return step - 1, at / 1e9
 
 
 def verdict(step: int, word: int) -> bool | None:

@@ -16,16 +16,11 @@ from ckptd_client._daemon.turns import Owner
 from ckptd_client._local.rank import Group
 from ckptd_client._preempt.requests import RequestQueue
 from ckptd_client._preempt.signals import Listener
-from ckptd_client._preempt.step_board import StepBoard
+from ckptd_client._preempt.step_board import KeptBoard, StepBoard
 
 log = logging.getLogger("ckptd_client")
 _AGREE_S = 5.0  # limit of a step's wait for the daemons to agree; they wait 2 s for a silent node
 _PAUSE_S = 0.0005
-_CHECK_S = 1.0  # between two checks that the board exists
-_NO_BOARD = (
-    "ckptd: rank %d cannot hear of a preemption, but of a signal to itself: no page at %s: %s\n"
-    "  It is tried again in each step. Where the memory is full, make room there: df -h %s"
-)
 _AGAIN_S = 3.0  # between two reports of a signal: the daemon may have restarted
 _STATUS_PAUSE_S = 0.02
 
@@ -80,21 +75,18 @@ def _not_received(signals: list[str]) -> str:
 
 
 class Preemption:
-    """The preemption of one client. ``directory``: of the job in the arena."""
+    """The preemption of one client. ``board``: its owner closes it."""
 
-    def __init__(self, directory: str, job: JobKey, group: Group, requests: RequestQueue) -> None:
-        self._path = os.path.join(directory, arena_paths.steps_name(group.rank, group.session))
+    def __init__(self, board: KeptBoard, job: JobKey, group: Group, requests: RequestQueue) -> None:
+        self._kept = board
         self._group = group
         self._requests = requests
         self._status_query = StatusQuery(job, group, requests)
         self._listener = Listener()
-        self._board: StepBoard | None = None
-        self._check_at = 0.0
         self._last = -1  # the step before this one
         self._patience_s = _AGREE_S
         self._sent_at: float | None = None
         self._passed = False  # this rank has reported that it was past the step
-        self._warned = False
         if self._listener.not_received and group.rank == 0:
             log.warning("ckptd: %s", _not_received(self._listener.not_received))
 
@@ -103,29 +95,15 @@ class Preemption:
         now = time.monotonic()
         if type(step) is not int or step < 0:
             step = as_step(step)
-        if now >= self._check_at or self._board is None:
-            self._check_board(now)
-        if self._board is None:
+        board = self._kept.get(now)
+        if board is None:
             return self._without_board(step, now)
-        word = self._board.at(step)
+        word = board.at(step)
         if word != step_board.NONE:
-            return self._with_board(step, word)
+            return self._with_board(board, step, word)
         self._report_signal(now)
         self._last = step
         return False
-
-    def _check_board(self, now: float) -> None:
-        """Opens the board, again if its file was removed."""
-        self._check_at = now + _CHECK_S
-        if self._board is not None and not self._board.lost:
-            return
-        try:
-            self._board = StepBoard(self._path)
-        except OSError as error:
-            self._board = None
-            if not self._warned:
-                self._warned = True
-                log.warning(_NO_BOARD, self._group.rank, self._path, error, os.path.dirname(self._path))
 
     def _without_board(self, step: int, now: float) -> bool:
         answer = self._status_query.is_due(step) if self._report_signal(now) else False
@@ -135,13 +113,12 @@ class Preemption:
             self._last = step
         return answer
 
-    def _with_board(self, step: int, word: int) -> bool:
+    def _with_board(self, board: StepBoard, step: int, word: int) -> bool:
         """Waits for the agreed step and compares this step with it: a preemption has begun."""
-        assert self._board is not None  # noqa: S101 - is_due has read its word
         deadline = time.monotonic() + self._patience_s
         while (answer := step_board.verdict(step, word)) is None and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
-            word = self._board.word()
+            word = board.word()
         if answer is None:
             self._patience_s = 0.0  # once: later steps do not wait
             self._report_signal(time.monotonic())
@@ -182,15 +159,13 @@ class Preemption:
         """Restores the user's handlers."""
         self._listener.close()
         self._requests.close()
-        if self._board is not None:
-            self._board.close()
-            self._board = None
 
 
 class Preemptible:
-    """The part of Client for preemption."""
+    """The part of Client for the step that it is at: preemption, and the times of steps."""
 
     _preemption: Preemption | None = None
+    _board: KeptBoard | None = None
     _link: Link
     _owner: Owner
 
@@ -199,6 +174,35 @@ class Preemptible:
 
     def _check_open(self) -> None:
         raise NotImplementedError
+
+    def _kept_board(self) -> KeptBoard:
+        if self._board is None:
+            self._check_open()
+            slots, group = self._link.slots, self._link.group
+            path = os.path.join(slots.directory, arena_paths.steps_name(group.rank, group.session))
+            self._board = KeptBoard(path, group.rank)
+        return self._board
+
+    def step(self, step: int) -> None:
+        """Tells that this step is done. Optional: for the times of steps in `ckptd status`, `history` and `report`.
+
+        Call it at the end of each step, with the number under which that step would be saved. Without it these times
+        come from saves alone, and what was done after the last save of a run that failed is not known.
+
+        Costs a microsecond or two: it writes to a page that the daemon shares and reads every 30 s. Where memory for
+        the page is missing, a warning says so, once. The steps of ranks on rank 0's node count; it need not be called
+        on all ranks.
+
+        Raises:
+            UsageError: `step` is no step, or the client is closed, or this is a forked child.
+        """
+        self._owner.check()  # a forked child does not have the mapped board
+        kept = self._board if self._board is not None else self._kept_board()
+        if type(step) is not int or step < 0:
+            step = as_step(step)
+        board = kept.get(time.monotonic())
+        if board is not None:
+            board.reached(step)
 
     def preempted(self, step: int) -> bool:
         """Returns whether to save now because the job is about to be ended: at the same step on all ranks.
@@ -224,13 +228,15 @@ class Preemptible:
         preemption = self._preemption
         if preemption is None:
             self._check_open()
-            link = self._link
-            preemption = self._preemption = Preemption(
-                link.slots.directory, link.job, link.group, RequestQueue(self._ask, link.settings.arena)
-            )
+            link, board = self._link, self._kept_board()
+            requests = RequestQueue(self._ask, link.settings.arena)
+            preemption = self._preemption = Preemption(board, link.job, link.group, requests)
         return preemption.is_due(step)
 
     def _forget_preemption(self) -> None:
         preemption, self._preemption = self._preemption, None  # later calls raise that the client is closed
         if preemption is not None:
             preemption.close()
+        board, self._board = self._board, None
+        if board is not None:
+            board.close()

@@ -11,6 +11,7 @@ from ckptd.shared.protocol.messages import AskPreempt, StatusReply
 from ckptd_client._local.rank import Group
 from ckptd_client._preempt.preemption import Preemption, StatusQuery
 from ckptd_client._preempt.requests import RequestQueue
+from ckptd_client._preempt.step_board import KeptBoard
 from tests.unit import a_status
 
 
@@ -36,9 +37,8 @@ def test_a_rank_that_was_past_the_step_when_it_learned_it_is_named_at_its_save(t
         return StatusReply(reply_to=1, status=a_status.status(jobs=[named]))
 
     (tmp_path / steps_name(0, "a")).mkdir()  # so no board can be made
-    preemption = Preemption(
-        str(tmp_path), JobKey(named.store, named.job), Group(0, 2, "a"), RequestQueue(answer, "none")
-    )
+    board = KeptBoard(str(tmp_path / steps_name(0, "a")), 0)
+    preemption = Preemption(board, JobKey(named.store, named.job), Group(0, 2, "a"), RequestQueue(answer, "none"))
     try:
         assert preemption.is_due(8) is False
         signal.raise_signal(signal.SIGUSR1)
