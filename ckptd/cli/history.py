@@ -9,8 +9,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ckptd.cli import common, journals
+from ckptd.cli.view.goodput import overall
 from ckptd.cli.view.parts import plain_table
-from ckptd.history.goodput import Goodput, totals
+from ckptd.history.goodput import totals
 from ckptd.history.runs import CLOSED, LOADED, TAKEN_OVER, Loss, Restore, Run
 from ckptd.history.spread import Spread, spread
 from ckptd.history.summary import RunRow, Summary, rows, store_bytes_per_s
@@ -70,22 +71,6 @@ def ended(row: RunRow) -> str:
     return row.how or ("no word" if row.over else "runs?")
 
 
-def time_lost(found: Goodput) -> list[tuple[str, float]]:
-    """What the time was lost to, with the seconds."""
-    return [
-        ("stalls", found.stall_s),
-        ("restores", found.restore_s),
-        ("repeated steps", found.repeated_s),
-        ("starts", found.start_s),
-        ("unexplained", found.unexplained_s),
-    ]
-
-
-def share(part: float, whole: float) -> str:
-    """Such as "0.42 %"."""
-    return f"{100 * part / whole:.3g} %" if whole > 0 else "-"
-
-
 def milliseconds(seconds: float) -> str:
     """A short duration: "12 ms", else as others are shown."""
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else human.duration(seconds)
@@ -108,7 +93,7 @@ def _view(summary: Summary, where: str, *, all_events: bool, of: int) -> Rendera
     found = summary.goodput
     body: list[RenderableType] = []
     left_out = f" of {of}" if len(summary.runs) < of else ""
-    body.append(Text(f"{len(summary.runs)}{left_out} {'run' if of == 1 else 'runs'}, {_overall(found)}"))
+    body.append(Text(f"{len(summary.runs)}{left_out} {'run' if of == 1 else 'runs'}, {overall(found)}"))
     if summary.stall is not None:
         body.append(Text(_saves(summary, summary.stall)))
     if summary.runs:
@@ -125,13 +110,6 @@ def _view(summary: Summary, where: str, *, all_events: bool, of: int) -> Rendera
         )
         body.append(Text(text, "yellow"))
     return Group(Text(human.printable(where), "bold", overflow="fold"), Padding(Group(*body), (0, 0, 0, 2)))
-
-
-def _overall(found: Goodput) -> str:
-    if found.ettr is None:
-        return "no time has passed"
-    lost = ", ".join(f"{what} {share(seconds, found.total_s)}" for what, seconds in time_lost(found))
-    return f"ETTR {share(found.training_s, found.total_s)} of {human.duration(found.total_s)}: {lost}"
 
 
 def _saves(summary: Summary, stall: Spread) -> str:

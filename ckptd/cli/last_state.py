@@ -18,7 +18,7 @@ from ckptd.shared.base.errors import CkptdError, UsageError, of_code
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.files.child_process import told_within
-from ckptd.store.journal import read_journal
+from ckptd.store.journal import Here, read_journal
 from ckptd.store.opening import open_store
 from ckptd.system import human
 
@@ -88,7 +88,9 @@ def read(arena: str, target: str, store: str | None) -> Output:
     key = journals.located(target, store)
     opened = open_store(key.store, common.integrity_of_settings())
     found = opened.scan(key.job)
-    segments = {one.file.name: one.content for one in found_journals(arena) if one.file.job == key}
+    segments = {
+        one.file.name: Here(one.content, len(one.content)) for one in found_journals(arena) if one.file.job == key
+    }
     journal = read_journal(opened.files(key.job), segments)
     runs = runs_of(journal.entries)
     saves = [entry.committed.save for entry in found.committed]

@@ -313,9 +313,10 @@ class Note(Action, frozen=True, kw_only=True):
 class KeepEntry(Action, frozen=True, kw_only=True):
     """Put it into the journal of this run. Times of day are the caller's. Not answered.
 
-    ``began``: the run, as each segment of it begins. ``age_s``: of the run.
+    ``began``: the run, as each segment of it begins. ``age_s``: of the run. ``ago_s``: how long ago it happened.
     """
 
     began: RunBegan
     entry: Entry
     age_s: float
+    ago_s: float = 0.0

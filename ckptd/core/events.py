@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId
+from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId, Step
 from ckptd.shared.format.manifest import ParityRecord
 from ckptd.shared.format.replica_attestations import Attestation
 from ckptd.shared.format.slot import Seal
@@ -390,6 +390,14 @@ class CommitEnded(Event, frozen=True, kw_only=True):
     taken_over: int = 0
     problem: str = ""
     left_out: str = ""  # why plain dcp.load does not read it, though it was meant to
+
+
+class StepReached(Event, frozen=True, kw_only=True):
+    """The training has reached a step, ``ago_s`` ago, as ranks of the coordinator's node say by ``client.step``."""
+
+    session: str
+    step: Step
+    ago_s: float = 0.0
 
 
 class CheckpointRemoved(Event, frozen=True, kw_only=True):

@@ -16,6 +16,8 @@ from msgspec.structs import replace
 from ckptd.arena.journal_files import JournalFile, found_journals
 from ckptd.arena.known_stores import KnownStores
 from ckptd.core.actions import KeepEntry
+from ckptd.daemon.accounts import Accounts, Place
+from ckptd.daemon.step_marks import StepMarks
 from ckptd.daemon.store_scans import problem_of
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.base.log_line import line
@@ -34,7 +36,7 @@ from ckptd.shared.protocol.journal import (
     read_segment,
     run_digits,
 )
-from ckptd.store.messages import Done, Failed, PutJournal
+from ckptd.store.messages import ArenaSegment, Done, Failed, PutJournal
 from ckptd.store.workers import Stores
 
 log = logging.getLogger("ckptd")
@@ -88,11 +90,15 @@ class _Journal:
 class Journals:
     """``uses`` says whether a job of a store is known to the daemon. All in the main thread; nothing blocks."""
 
-    def __init__(self, arena: str, stores: Stores, known_stores: KnownStores, uses: Callable[[str], bool]) -> None:
+    def __init__(
+        self, arena: str, stores: Stores, known_stores: KnownStores, uses: Callable[[str], bool], marks: StepMarks
+    ) -> None:
         self._arena, self._stores, self._known_stores, self._uses = arena, stores, known_stores, uses
         self._journals: dict[JobKey, _Journal] = {}
         self._busy: dict[str, _Segment] = {}  # store -> what is on its way there
         self._leave_by: float | None = None
+        self.marks = marks
+        self.accounts = Accounts(stores, known_stores, uses, self._place)
 
     def adopt(self) -> None:
         """What an earlier daemon could not put: it is put as it is, and what comes begins the next segment."""
@@ -116,12 +122,14 @@ class Journals:
         if (seen := _milestone(run_digits(action.began.run), action.entry)) is not None and seen in journal.seen:
             return  # the coordinator's predecessor in this arena knew
         at = time.time()
+        began, entry = replace(action.began, at=at - action.age_s), replace(action.entry, at=at - action.ago_s)
         try:
-            self._append(journal, action.began, replace(action.entry, at=at), at - action.age_s)
+            self._append(journal, began, entry)
         except OSError as error:
             journal.missing += 1
             if journal.missing == 1:
                 log.warning(line("no record of it is kept", job=action.job.job, error=error))
+        self.accounts.add(action.job, began, entry)
         self._leave_by, journal.gone = None, False
         journal.store_id = self._known_stores.of(action.job) or journal.store_id
         last = journal.segments[-1] if journal.segments else None
@@ -133,7 +141,7 @@ class Journals:
     def _of(self, job: JobKey) -> _Journal:
         return self._journals.setdefault(job, _Journal(job, secrets.token_hex(4)))
 
-    def _append(self, journal: _Journal, began: RunBegan, entry: Entry, began_at: float) -> None:
+    def _append(self, journal: _Journal, began: RunBegan, entry: Entry) -> None:
         segment = journal.segments[-1] if journal.segments else None
         goes_on = journal.run is not None and (journal.run.incarnation, journal.run.run) == (
             began.incarnation,
@@ -143,7 +151,7 @@ class Journals:
             segment = self._next(journal, began, again=began.again or goes_on)
         records: list[Entry] = [entry]
         if segment.is_empty:
-            records.insert(0, replace(began, at=entry.at if segment.again else began_at, again=segment.again))
+            records.insert(0, replace(began, at=entry.at if segment.again else began.at, again=segment.again))
         if journal.missing:
             records.insert(-1, Missing(at=entry.at, records=journal.missing))
         data = b"".join(map(framed, records))
@@ -188,14 +196,26 @@ class Journals:
 
     # --- to the store
 
+    def _place(self, job: JobKey) -> Place:
+        """Where the job's records are that the store may lack."""
+        journal = self._of(job)
+        segments = [
+            ArenaSegment(name=one.file.name.text, path=one.file.path, start=one.file.start, nbytes=one.nbytes)
+            for one in journal.segments
+        ]
+        return Place(journal.writer, journal.numbers, segments)
+
     def next_deadline(self) -> float | None:
         """When tick has something to do (time.monotonic)."""
         waiting = [one.due for one in self._journals.values() if one.job.store not in self._busy]
         leave_by = self._leave_by if self._leave_by is not None and self._leave_by > time.monotonic() else None
-        return min((due for due in (*waiting, leave_by) if due is not None), default=None)
+        others = (leave_by, self.accounts.next_deadline(), self.marks.next_deadline())
+        return min((due for due in (*waiting, *others) if due is not None), default=None)
 
     def tick(self) -> None:
         """Sends what is due."""
+        self.marks.tick()
+        self.accounts.tick()
         now = time.monotonic()
         for journal in list(self._journals.values()):
             if journal.due is not None and now >= journal.due and journal.job.store not in self._busy:
@@ -251,6 +271,7 @@ class Journals:
 
     def forget(self, job: JobKey) -> None:
         """Nothing of the job is here any more but its journal: what the store lacks of it is put now."""
+        self.accounts.forget(job)
         if (journal := self._journals.get(job)) is None:
             return
         journal.gone, journal.due = True, time.monotonic()

@@ -30,12 +30,12 @@ from ckptd.daemon.journals import Journals
 from ckptd.daemon.liveness import Liveness, somebody_waits
 from ckptd.daemon.pace import Pace
 from ckptd.daemon.parity_executor import ParityExecutor
-from ckptd.daemon.rank_gateway import RankConnection, RankGateway
+from ckptd.daemon.rank_gateway import RankConnection, RankGateway, logout_warnings
 from ckptd.daemon.rank_socket import Incoming, RankSocket
 from ckptd.daemon.readiness import Readiness, readable
 from ckptd.daemon.status_service import Sources, StatusService
+from ckptd.daemon.step_marks import StepMarks
 from ckptd.daemon.stopping import Stopping
-from ckptd.doctor import run as doctor
 from ckptd.peers.identity import identify
 from ckptd.peers.plane import PeerPlane
 from ckptd.shared.base.errors import CkptdError
@@ -83,7 +83,8 @@ class Daemon:
         niceness = Niceness(config.worker_nice, config.worker_ionice)
         self._stores = Stores(niceness=niceness, hang_s=config.store_hang_s, integrity=arena.integrity)
         self._executor = self._make_executor(config)
-        self._journals = Journals(arena.path, self._stores, self._known_stores, self._uses)
+        marks = StepMarks(arena.path, self._catalogue, self._handle)
+        self._journals = Journals(arena.path, self._stores, self._known_stores, self._uses, marks)
         self._bulk = BulkHost(self._arena, self._plane, config.bulk_port)
         self._encoding, self._fetching = Background(_PULLS, "encode"), Background(_PULLS, "fetch")
         self._protect = ParityExecutor(
@@ -97,7 +98,7 @@ class Daemon:
         )
         self._socket = RankSocket(self._arena.socket_path)
         self._gateway = RankGateway(self._socket, self._arena, self._known_stores, self._liveness, self._plane.peer)
-        self._gateway.warnings += _warnings(self._arena.path)
+        self._gateway.warnings += logout_warnings(self._arena.path)
         self._status_service, self._event_log = self._open_status_service(), EventLog()
         self._forgetting = Forgetting(
             self._catalogue, self._known_stores, self._cleaning, self._perform, self._executor.looks.look
@@ -141,7 +142,7 @@ class Daemon:
 
     def _open_status_service(self) -> StatusService:
         sources = Sources(
-            self._node, self._arena, self._catalogue, self._stores, self._plane, self._pace,
+            self._node, self._arena, self._catalogue, self._stores, self._plane, self._pace, self._journals.accounts.of,
             refused=lambda: self._socket.refused + self._fence.bugs, problems=self._bulk.problems,
         )  # fmt: skip
         return StatusService(sources, self._gateway.answer)
@@ -302,6 +303,7 @@ class Daemon:
         if not ended and not (self._liveness.unwatched and now >= self._sweep_at):
             return
         self._sweep_at = now + _SWEEP_S
+        self._journals.marks.look()  # the boards of ranks that have ended go
         for live in self._liveness.ended():
             log.info(line("rank ended", job=live.job.job, rank=live.rank, pid=live.pid))
             self._handle(ev.RankGone(job=live.job, rank=live.rank, session=live.session))
@@ -331,6 +333,7 @@ class Daemon:
     def _events_of(self, incoming: Incoming) -> None:
         for event in self._gateway.events_of(incoming):
             if isinstance(event, ev.RankDetached):
+                self._journals.marks.look()
                 self._gateway.unwatch(event.job, event.rank, event.session)
             self._handle(event)
             if isinstance(event, ev.RankDetached):
@@ -395,6 +398,7 @@ class Daemon:
             act.ToRank: (executor.hear, self._gateway.send),
             act.Note: (self._note,),
             act.KeepEntry: (self._journals.keep,),
+            **dict.fromkeys((act.ScanStore, act.TakeIncarnation), (executor.perform, self._journals.accounts.expect)),
             act.ToNode: (plane.carry,),
             act.MeetPeers: (lambda action: plane.meet(action.job, action.peers), lambda _: self._bulk.open()),
             act.Meet: (lambda it: plane.meet_at(it.job, it.session, it.rendezvous), lambda _: self._bulk.open()),
@@ -439,9 +443,3 @@ class Daemon:
             hint = "logind does that to /dev/shm at a user's last logout: loginctl enable-linger"
             log.error(line("the arena was removed, and what was staged with it", arena=self._arena.path, hint=hint))
             self._stop.ask(homeless=True)  # a drain that runs has its files open
-
-
-def _warnings(arena_dir: str) -> list[str]:
-    """What each rank that attaches should know."""
-    logout = doctor.examine_remove_ipc(arena_dir)
-    return [] if logout.verdict == "ok" else [f"{logout.detail}; {logout.fix}"]

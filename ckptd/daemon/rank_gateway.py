@@ -14,6 +14,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import ToRank
 from ckptd.daemon.liveness import Liveness
 from ckptd.daemon.rank_socket import Incoming, RankSocket
+from ckptd.doctor import run as doctor
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.base.log_line import line
@@ -257,3 +258,9 @@ def _error(code: str, message: str, hint: str) -> CkptdError:
     error = CkptdError(message, hint=hint)
     error.code = code
     return error
+
+
+def logout_warnings(arena: str) -> list[str]:
+    """What each rank that attaches should know of what a logout does to the arena."""
+    found = doctor.examine_remove_ipc(arena)
+    return [] if found.verdict == "ok" else [f"{found.detail}; {found.fix}"]

@@ -1,13 +1,16 @@
 """The status a daemon gives of itself, read off the catalogue. Changes nothing."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
 
 from ckptd.core.coordinator.protection_view import NodeView, ProtectionView, view_of
 from ckptd.core.coordinator.restore_states import Loading
 from ckptd.core.coordinator.save_record import Record
 from ckptd.core.coordinator.save_states import ON_STORE_WAY, State
 from ckptd.core.jobs import Catalogue, Job
+from ckptd.history.account import Account
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.base.wording import runs
 from ckptd.shared.protocol.messages import Milestone
@@ -25,14 +28,21 @@ from ckptd.shared.protocol.status import (
 _MAX_CHECKPOINTS = 32
 
 
-def jobs(jobs: Mapping[JobKey, Job], now: float, errors: Mapping[JobKey, list[str]]) -> list[JobStatus]:
-    """One entry per job, by name. ``now`` is the catalogue's clock."""
-    return [_job(key, job, now, errors.get(key, [])) for key, job in sorted(jobs.items())]
+def jobs(
+    jobs: Mapping[JobKey, Job],
+    now: float,
+    errors: Mapping[JobKey, list[str]],
+    account: Callable[[JobKey], Account | None] = lambda _: None,
+) -> list[JobStatus]:
+    """One entry per job, by name. ``now`` is the catalogue's clock. account: of a job, by what is on record."""
+    return [_job(key, job, now, errors.get(key, []), account(key)) for key, job in sorted(jobs.items())]
 
 
-def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
+def _job(key: JobKey, job: Job, now: float, errors: list[str], account: Account | None) -> JobStatus:
     view = _protection(job)
     coordinates = job.node.coordinator == job.node.node
+    account = account if coordinates else None
+    ends = account.ends if account is not None else job.coordinator.facts.ends
     seen = job.coordinator.facts.ready or not coordinates
     return JobStatus(
         job=key.job,
@@ -46,15 +56,17 @@ def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
         scheme=str(view.scheme),
         set_size=view.set_size,
         coordinator=view.coordinator,
-        nodes=[_node(node, job) for node in view.nodes],
+        nodes=_nodes(view, job),
         degraded=list(view.degraded),
         preempt_step=_preempt_step(job),
         store_seen=seen,
         store_problem="" if seen else job.coordinator.facts.store_problem,
-        ends={str(end): count for end, count in sorted(job.coordinator.facts.ends.items())},
+        ends={str(end): count for end, count in sorted(ends.items()) if count},
         restore=_restore(job, now),
         pace=job.coordinator.timings.pace(now) if coordinates else None,
-        histograms=job.coordinator.timings.histograms() if coordinates else [],
+        histograms=account.histograms.shown() if account is not None else [],
+        goodput=account.goodput(time.time()) if account is not None else None,
+        totals=account.totals() if account is not None else None,
     )
 
 
@@ -99,7 +111,7 @@ def _protection(job: Job) -> ProtectionView:
     if member.topology is not None:
         known = view_of(member.topology, unreachable=member.down)
         return replace(known, coordinator=member.coordinator, degraded=())
-    here = NodeView(job.node.node, "", tuple(sorted(job.node.ranks.admitted)), True, 0, None)
+    here = NodeView(job.node.node, "", sorted(job.node.ranks.admitted), True, 0, None)
     return ProtectionView(coordinator=job.node.coordinator, nodes=(here,))
 
 
@@ -117,7 +129,7 @@ def drainers(job: Job) -> list[str]:
 
 def _share(job: Job, record: Record, node: str) -> tuple[int, int]:
     """Bytes of the node's share, and those written as far as they are known here: of others only when they voted."""
-    share = sum(record.delivered.get(rank, 0) for rank in record.drainers.get(node, ()))
+    share = record.shares.get(node, 0)
     if node in record.voters:
         return share, share
     here = job.node.drain if node == job.node.node else None
@@ -130,21 +142,22 @@ def _written(job: Job, record: Record) -> int:
     return sum(_share(job, record, node)[1] for node in known)
 
 
-def _node(view: NodeView, job: Job) -> NodeStatus:
-    drain = draining(job)
-    share, done = _share(job, drain, view.node) if drain is not None else (0, 0)
-    return NodeStatus(
-        node=view.node,
-        domain=view.domain,
-        ranks=list(view.ranks),
-        reachable=view.reachable,
-        set_index=view.set_index,
-        encoded_step=view.encoded_step,
-        problem=view.problem,
-        drain_nbytes=share,
-        drain_nbytes_done=done,
-        drain_voted=drain is not None and view.node in drain.voters,
-    )
+def _nodes(view: ProtectionView, job: Job) -> list[NodeStatus]:
+    """One object for each of maybe thousands of nodes, and no more: the loop stands meanwhile."""
+    record = draining(job)
+    shares, voters = (record.shares, record.voters) if record is not None else ({}, set())
+    found = [
+        NodeStatus(
+            node=one.node, domain=one.domain, ranks=one.ranks, reachable=one.reachable, set_index=one.set_index,
+            encoded_step=one.encoded_step, problem=one.problem, drain_nbytes=shares.get(one.node, 0),
+            drain_nbytes_done=shares[one.node] if one.node in voters else 0, drain_voted=one.node in voters,
+        )
+        for one in view.nodes
+    ]  # fmt: skip
+    if record is not None and job.node.node not in voters:
+        done = _share(job, record, job.node.node)[1]
+        found = [replace(one, drain_nbytes_done=done) if one.node == job.node.node else one for one in found]
+    return found
 
 
 def checkpoints(job: Job, now: float, view: ProtectionView | None = None) -> list[CheckpointStatus]:
@@ -194,7 +207,7 @@ def _of_record(record: Record, on_store: bool, protected: bool, now: float) -> C
         protected=protected,
         replicas=record.compared,
         run=record.save.run.hex(),
-        missing=runs(record.missing)[:MAX_RUNS] if record.state is State.STAGING else [],
+        missing=record.missing_runs(MAX_RUNS) if record.state is State.STAGING else [],
     )
 
 
@@ -207,7 +220,7 @@ def _drain(job: Job, now: float) -> DrainStatus | None:
     if record is None:
         return None
     seconds = max(now - record.drain_since, 1e-6)
-    running, last = record.state in ON_STORE_WAY, job.coordinator.timings.last_drain
+    running, last = record.state in ON_STORE_WAY, saves.last_drain
     rate = done / seconds
     expected = rate or (last.bytes_per_s if last is not None else 0.0)
     return DrainStatus(

@@ -26,6 +26,7 @@ from ckptd.daemon.status_query import (
     progressed,
 )
 from ckptd.daemon.steps_service import QUERY_BITS, StepsService
+from ckptd.history.account import Account
 from ckptd.peers.packets import Answered, Ask, StepsAsked, StepsKnown
 from ckptd.peers.plane import PeerPlane
 from ckptd.shared.base.errors import ProtocolError
@@ -55,6 +56,7 @@ class Sources:
     stores: Stores
     plane: PeerPlane
     pace: Pace
+    account: Callable[[JobKey], Account | None]  # of a job, by its journal
     refused: Callable[[], int]  # frames of ranks that were no message
     problems: Callable[[], list[str]]  # what is wrong with the bulk plane, a line each
 
@@ -180,7 +182,7 @@ class StatusService:
     def _answer_of(self, key: JobKey, job: Job) -> Answer:
         whole = None
         if job.node.coordinator == self._from.node:
-            (whole,) = builder.jobs({key: job}, time.monotonic(), {})
+            (whole,) = builder.jobs({key: job}, time.monotonic(), {}, self._from.account)
             whole = msgspec.structs.replace(whole, ranks=[])
         return Answer(report=self._report(key, job), job=whole)
 
@@ -262,7 +264,7 @@ class StatusService:
             budget_nbytes=arena.budget_nbytes(),
             used_nbytes=arena.used_nbytes,
             tightest_limit=arena.budget().tightest.name,
-            jobs=builder.jobs(self._from.catalogue.jobs, time.monotonic(), self.errors),
+            jobs=builder.jobs(self._from.catalogue.jobs, time.monotonic(), self.errors, self._from.account),
             workers=self._from.stores.status(),
             refused_messages=self._from.refused() + self._from.plane.refused.total(),
             errors=self._problems(),

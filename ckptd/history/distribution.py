@@ -1,9 +1,16 @@
 """How often a value was how large: counts by fixed bounds, so that its size never grows. Pure."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from typing import Final
 
+import msgspec
+
+from ckptd.shared.protocol.messages import Milestone, Tier
 from ckptd.shared.protocol.status import Histogram
+
+DRAIN_RATE: Final = "drain_bytes_per_s"
+RESTORE: Final = "restore"
+STALL: Final = "stall"
 
 
 def _steps(first: int, last: int) -> tuple[float, ...]:
@@ -11,32 +18,50 @@ def _steps(first: int, last: int) -> tuple[float, ...]:
     return tuple(float(f"{digit}e{power}") for power in range(first, last) for digit in (1, 2, 5))
 
 
-SECONDS = _steps(-2, 4)  # 10 ms to 5,000 s
-STALLS = _steps(-4, 2)  # 0.1 ms to 50 s
-BYTES_PER_S = _steps(6, 12)  # 1 MB/s to 500 GB/s
+SECONDS: Final = _steps(-2, 4)  # 10 ms to 5,000 s
+STALLS: Final = _steps(-4, 2)  # 0.1 ms to 50 s
+BYTES_PER_S: Final = _steps(6, 12)  # 1 MB/s to 500 GB/s
+_BOUNDS: Final = {STALL: STALLS, DRAIN_RATE: BYTES_PER_S}
 
 
-class Distribution:
+class Distribution(msgspec.Struct):
     """``counts`` has one number for each bound, of values up to it and above the one before, and one for the rest."""
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._total = 0.0
+    bounds: tuple[float, ...]
+    counts: list[int]
+    total: float = 0.0
 
     def add(self, value: float) -> None:
         """One more value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
-    def resume(self, kept: Histogram) -> None:
-        """Adds what an earlier daemon had counted. With other bounds than these it is left out: nothing is guessed."""
-        if tuple(kept.bounds) == self._bounds and len(kept.counts) == len(self._counts):
-            self._counts = [ours + theirs for ours, theirs in zip(self._counts, kept.counts, strict=True)]
-            self._total += kept.total
 
-    def shown(self, what: str, tier: str = "") -> Histogram:
-        """Its value now."""
-        return Histogram(
-            what=what, tier=tier, bounds=list(self._bounds), counts=list(self._counts), total=round(self._total, 6)
-        )
+def distribution(bounds: tuple[float, ...]) -> Distribution:
+    """Without a value."""
+    return Distribution(bounds, [0] * (len(bounds) + 1))
+
+
+class Distributions(msgspec.Struct):
+    """Of the saves, drains and loads of a job: all of them, also those without a value yet.
+
+    A counter that begins above 0 looks like no increase.
+    """
+
+    saves: dict[str, Distribution] = msgspec.field(
+        default_factory=lambda: {
+            what: distribution(_BOUNDS.get(what, SECONDS)) for what in (*map(str, Milestone), STALL, DRAIN_RATE)
+        }
+    )
+    loads: dict[str, Distribution] = msgspec.field(
+        default_factory=lambda: {str(tier): distribution(SECONDS) for tier in Tier}
+    )
+
+    def shown(self) -> list[Histogram]:
+        """Their values now."""
+        saves = [(what, "", one) for what, one in self.saves.items()]
+        loads = [(RESTORE, tier, one) for tier, one in self.loads.items()]
+        return [
+            Histogram(what=what, tier=tier, bounds=list(one.bounds), counts=list(one.counts), total=round(one.total, 6))
+            for what, tier, one in (*saves, *loads)
+        ]

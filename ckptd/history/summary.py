@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ckptd.history.goodput import Goodput, Span, totals
+from ckptd.history.goodput import Span, totals
 from ckptd.history.runs import Fault, Loss, Restore, Run, Save
 from ckptd.history.spread import Spread, spread
+from ckptd.shared.protocol.status import Goodput
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,8 +3,7 @@
 import contextlib
 import errno
 import time
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ckptd.shared.format.stored_files import StoredFiles
@@ -22,8 +21,14 @@ from ckptd.shared.protocol.journal import (
 from ckptd.store.records import JobRecords
 
 _NOT_A_FILE = frozenset({errno.EFBIG, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
-_NONE: Mapping[Name, bytes] = MappingProxyType({})
 _LEFT_S = 3600.0  # what a process that was killed left beside a segment is nobody's after that
+
+
+class Here(NamedTuple):
+    """A segment of a writer of this machine. content: empty: the store has it. nbytes: so much of it counts."""
+
+    content: bytes
+    nbytes: int
 
 
 class Journal(NamedTuple):
@@ -36,11 +41,14 @@ class Journal(NamedTuple):
     damaged: int
 
 
-def read_journal(job: StoredFiles, arena: Mapping[Name, bytes] = _NONE) -> Journal:
+def read_journal(
+    job: StoredFiles, here: Mapping[Name, Here] | None = None, counts: Callable[[Name], bool] = lambda _: True
+) -> Journal:
     """All that is on record. Empty without the store or the job. Raises OSError where the store does not give it.
 
-    arena: segments as an arena has them: each is as long as that of the store, or longer.
+    here: segments that are not on the store, or not as a whole. counts: whether a segment does.
     """
+    here = here if here is not None else {}
     names: list[str] = []
     damaged = 0
     try:
@@ -52,8 +60,10 @@ def read_journal(job: StoredFiles, arena: Mapping[Name, bytes] = _NONE) -> Journ
     found = [(text, parse_name(text)) for text in names if not text.startswith(".")]
     damaged += sum(name is None for _, name in found)
     segments: list[tuple[Name, float, list[Entry]]] = []
-    for name in sorted({*arena, *(name for _, name in found if name is not None)})[-MAX_SEGMENTS:]:
-        entries, lost = _checked(name, arena[name]) if name in arena else _read(job, name)
+    for name in sorted({name for _, name in found if name is not None} | here.keys())[-MAX_SEGMENTS:]:
+        if not counts(name):
+            continue
+        entries, lost = _read(job, name, here.get(name))
         damaged += lost
         if entries:
             segments.append((name, entries[0].at, entries))
@@ -64,19 +74,17 @@ def read_journal(job: StoredFiles, arena: Mapping[Name, bytes] = _NONE) -> Journ
     return Journal([entry for *_, entries in segments for entry in entries], damaged)
 
 
-def _read(job: StoredFiles, name: Name) -> tuple[list[Entry], int]:
+def _read(job: StoredFiles, name: Name, here: Here | None) -> tuple[list[Entry], int]:
     try:
-        data = job.read(name.path, MAX_SEGMENT_NBYTES)
+        data = here.content if here is not None else b""
+        data = data or job.read(name.path, MAX_SEGMENT_NBYTES)
+        data = data[: here.nbytes] if here is not None else data
     except FileNotFoundError:  # a writer has dropped it meanwhile
         return [], 0
     except OSError as error:
         if error.errno not in _NOT_A_FILE:
             raise
         return [], 1
-    return _checked(name, data)
-
-
-def _checked(name: Name, data: bytes) -> tuple[list[Entry], int]:
     entries, damaged = read_segment(data)
     if any(isinstance(entry, RunBegan) and not name.is_of(entry) for entry in entries):
         return [], damaged + 1

@@ -16,6 +16,7 @@ from typing import Annotated, Generic, TypeVar
 import msgspec
 
 from ckptd import __version__
+from ckptd.history.account import Account
 from ckptd.shared.base.decoding import MALFORMED, decoded
 from ckptd.shared.base.errors import ProtocolError, UnknownMessageError
 from ckptd.shared.base.ids import (
@@ -31,6 +32,7 @@ from ckptd.shared.base.ids import (
     rank_of_file,
 )
 from ckptd.shared.format.manifest import ParityRecord, Vote
+from ckptd.shared.protocol.journal import MAX_SEGMENTS
 from ckptd.shared.protocol.publication import MAX_INTENTS, Intent
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
 from ckptd.store.facts import CommitOutcome, Committer, OpenedStore, Scan, Taker
@@ -201,6 +203,30 @@ class PutJournal(msgspec.Struct, frozen=True, kw_only=True, tag="put-journal"):
     first: bool = False
 
 
+class ArenaSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment of a journal that lies in the arena. start, nbytes: of it in the file at path."""
+
+    name: Annotated[str, msgspec.Meta(max_length=64)]
+    path: str
+    start: Nbytes
+    nbytes: Nbytes
+
+
+class ReadAccount(msgspec.Struct, frozen=True, kw_only=True, tag="read-account"):
+    """What the job's runs have come to, by its journal. Answered by Account. Can be repeated.
+
+    ``segments``: in the arena: so many bytes of each count, also once the store has it and the arena has not.
+    ``last``: of the writer who asks, later segments do not count: it knows what is in them.
+    """
+
+    id: int
+    store_id: StoreId
+    job: JobName
+    writer: Annotated[str, msgspec.Meta(max_length=8)]
+    last: int
+    segments: Annotated[list[ArenaSegment], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
+
+
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     """Whether the store answers. Answered by Space."""
 
@@ -258,7 +284,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """The request was carried out."""
 
     id: int
-    result: Taken | Scanned | Drained | CommitOutcome | Removed | Published | Space | None = None
+    result: Taken | Scanned | Drained | CommitOutcome | Removed | Published | Space | Account | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -303,6 +329,7 @@ Request = (
     | RemovePartial
     | SweepTrash
     | PutJournal
+    | ReadAccount
     | Probe
 )  # fmt: skip
 Order = Request | UseKey

@@ -19,15 +19,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn, assert_never
 
+from ckptd.history.account import Account, account_of
 from ckptd.shared.base.errors import CkptdError, ProtocolError
 from ckptd.shared.base.ids import parse_dirname
 from ckptd.shared.files.regular import contents
 from ckptd.shared.format.integrity import XXH3, Integrity, Keyed
-from ckptd.shared.protocol.journal import MAX_SEGMENT_NBYTES, parse_name
+from ckptd.shared.protocol.journal import MAX_SEGMENT_NBYTES, Name, parse_name
 from ckptd.shared.protocol.publication import Intent, Intents
 from ckptd.store.drain import drain
 from ckptd.store.interface import Store
-from ckptd.store.journal import put_segment
+from ckptd.store.journal import Here, put_segment, read_journal
 from ckptd.store.messages import (
     DAEMON,
     WORKER,
@@ -42,6 +43,7 @@ from ckptd.store.messages import (
     Publish,
     Published,
     PutJournal,
+    ReadAccount,
     RemoveCheckpoint,
     Removed,
     RemovePartial,
@@ -179,6 +181,9 @@ class Worker:
                 store.check(request.store_id, request.job)
                 put_journal(store, request)
                 return Done(request.id)
+            case ReadAccount():
+                store.check(request.store_id, request.job)
+                return Done(request.id, read_account(store, request))
             case Probe():
                 return Done(request.id, Space(*store.space()))
             case _:
@@ -214,6 +219,21 @@ def put_journal(store: Store, request: PutJournal) -> None:
     if name is None or len(content) < request.nbytes:
         raise ProtocolError(f"{request.path} has no {request.nbytes} bytes of a segment {request.name!r}")
     put_segment(store.records(request.job), name, content, first=request.first)
+
+
+def read_account(store: Store, request: ReadAccount) -> Account:
+    """By the records on the store and those in the arena: these are read first, since they go there. Raises OSError."""
+    here: dict[Name, Here] = {}
+    for one in request.segments:
+        if (name := parse_name(one.name)) is not None:
+            here[name] = Here(b"", one.nbytes)
+            with contextlib.suppress(FileNotFoundError):
+                content = contents(one.path, one.start + one.nbytes + MAX_SEGMENT_NBYTES)
+                here[name] = Here(content[one.start :], one.nbytes)
+    journal = read_journal(
+        store.records(request.job).files, here, lambda n: n.writer != request.writer or n.number <= request.last
+    )
+    return account_of(journal.entries)
 
 
 def _by_save(intents: list[Intent]) -> Intents:

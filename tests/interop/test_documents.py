@@ -7,6 +7,10 @@ import sys
 import pytest
 import torch
 
+from ckptd.shared.format.integrity import XXH3
+from ckptd.shared.protocol.journal import Steps
+from ckptd.shared.stores.kinds import open_files
+from ckptd.store.journal import read_journal
 from tests.cluster import ROOT, wait_for
 from tests.interop.launch import torchrun
 
@@ -72,6 +76,17 @@ def test_the_first_save_of_the_readme_goes_on_where_it_ended_and_each_reader_rea
 def test_the_gather_of_the_document_gives_rank_0_whole_tensors(node):
     said = torchrun(node, 2, program("docs/client.md", "Whole weights", node))
     assert said.count("weight (64, 64)") == said.count("bias (64,)") == 1
+
+
+def test_the_loop_that_tells_its_steps_has_the_last_one_on_record(node):
+    path = program("docs/history.md", "Where the time went", node)
+    node.complete(sys.executable, path, timeout_s=100)
+
+    def told():
+        found = read_journal(open_files(f"{node.store}/timed", XXH3)).entries
+        return [entry.step for entry in found if isinstance(entry, Steps)]
+
+    wait_for(lambda: told() == [99])
 
 
 def test_the_loop_that_asks_for_preemption_goes_on_where_it_ended(node):

@@ -196,6 +196,9 @@ HOURS = {
     "drain_every 10 minutes": Hour(cadence=Cadence(steps=0, seconds=600), keep_every=250),
     "silent for 15 minutes": Hour(trouble=(1200.0, 2100.0, "silent")),
     "failing for 45 minutes": Hour(trouble=(600.0, 3300.0, "failing")),
+    "auto": Hour(cadence=Cadence(steps=0)),
+    "auto, failing for 45 minutes": Hour(cadence=Cadence(steps=0), trouble=(600.0, 3300.0, "failing")),
+    "auto, silent for 45 minutes": Hour(cadence=Cadence(steps=0), trouble=(600.0, 3300.0, "silent")),
     "ranks killed every 10 minutes": Hour(crashes=(600.0, 1200.0, 1800.0, 2400.0, 3000.0)),
     "killed while it is silent": Hour(trouble=(1200.0, 2400.0, "silent"), crashes=(1500.0, 2000.0)),
 }

@@ -42,6 +42,17 @@ def test_drains_by_the_clock_keep_the_saves_between_them():
     assert len(report.durable) >= 3
 
 
+@pytest.mark.parametrize("name", ["auto", *in_long("auto, failing for 45 minutes", "auto, silent for 45 minutes")])
+def test_a_cadence_that_is_left_to_the_store_makes_due_what_the_store_takes(name):
+    report = play(replace(HOURS[name], nodes=2))
+    ends = report.ends
+    assert set(ends) <= {"durable", "kept", "superseded", "failed"}
+    assert ends["superseded"] <= 2 if name == "auto" else ends["superseded"] < 60
+    assert ends["durable"] >= 3
+    assert ends["kept"] > report.saves / 2
+    assert report.refused == 0
+
+
 WORSE = ["a tenth with drain=True", "silent for 15 minutes", "failing for 45 minutes"]
 
 

@@ -9,6 +9,7 @@ from ckptd.shared.protocol.status import (
     SCHEMA,
     CheckpointStatus,
     DrainStatus,
+    Goodput,
     Histogram,
     JobStatus,
     NodeReport,
@@ -16,6 +17,7 @@ from ckptd.shared.protocol.status import (
     PaceStatus,
     RankStatus,
     Status,
+    TotalsStatus,
     WorkerStatus,
 )
 from tests.runs import RUN
@@ -68,6 +70,14 @@ def drain(**changes: Any) -> DrainStatus:
     return DrainStatus(**values | changes)
 
 
+def goodput(**changes: Any) -> Goodput:
+    values = {
+        "total_s": 10_000.0, "training_s": 9_460.0, "stall_s": 26.0, "restore_s": 14.0, "repeated_s": 200.0,
+        "start_s": 300.0, "unexplained_s": 0.0, "ettr": 0.946, "failures": 3, "step_s": 5.9,
+    }  # fmt: skip
+    return Goodput(**values | changes)
+
+
 def job(**changes: Any) -> JobStatus:
     values = {
         "job": "llama-7b", "store": STORE, "incarnation": 4, "world_size": 16, "drain": drain(),
@@ -84,8 +94,14 @@ def job(**changes: Any) -> JobStatus:
         "pace": PaceStatus(
             save_every_s=20.0, save_every_steps=50, drain_s=34.0, drain_bytes_per_s=1.25 * GIB, outrun=3
         ),
+        "goodput": goodput(),
+        "totals": TotalsStatus(
+            runs=4, staged_nbytes=9 * GIB, drained_nbytes=3 * GIB, losses={"node": 2, "ranks": 1}, lost_steps=70,
+            missing=0,
+        ),
         "histograms": [
             Histogram(what="staged", bounds=[0.5, 1.0], counts=[0, 2, 1], total=4.5),
+            Histogram(what="stall", bounds=[0.5, 1.0], counts=[3, 0, 0], total=0.3),
             Histogram(what="drain_bytes_per_s", bounds=[1e9], counts=[0, 1], total=1.25 * GIB),
             Histogram(what="restore", tier="arena", bounds=[0.5, 1.0], counts=[1, 0, 0], total=0.2),
         ],
@@ -95,6 +111,7 @@ def job(**changes: Any) -> JobStatus:
 
 NOTHING: dict[str, Any] = {
     "ranks": [], "checkpoints": [], "drain": None, "errors": [], "ends": {}, "pace": None, "histograms": [],
+    "goodput": None, "totals": None,
 }  # fmt: skip
 
 

@@ -39,6 +39,7 @@ CKPTD = {
             "peers",
             "store",
             "doctor",
+            "history",
             "core",
             "core.coordinator",
         ),
@@ -61,7 +62,7 @@ CKPTD = {
     ),
     "store": (
         "what any store does: the interface, its registered kinds, the worker process, the drain",
-        (*SHARED, "shared.files", "shared.stores", "shared.torchfile", "system", "parity"),
+        (*SHARED, "shared.files", "shared.stores", "shared.torchfile", "system", "parity", "history"),
     ),
     "peers": ("daemons of other nodes: the control plane", (*SHARED, "shared.bulk", "shared.files", "system", "core")),
     "parity": ("redundancy sets: code, engine, files", (*SHARED, "shared.bulk", "system", "arena")),

@@ -27,6 +27,7 @@ RUN_BY = {
     "docs/dcp.md: A complete example": "tests/interop/test_documents.py",
     "docs/files.md: A complete example": "tests/interop/test_documents.py",
     "docs/integrations.md: A complete example": "tests/interop/test_documents.py",
+    "docs/history.md: Where the time went": "tests/interop/test_documents.py",
     "docs/operations.md: Before it is killed": "tests/interop/test_documents.py",
     "docs/readers.md: Five ways": "tests/interop/test_documents.py",
     "docs/deepspeed.md: A complete example": "tests/frameworks/test_documents.py",

@@ -7,6 +7,7 @@ from ckptd.cli import history as verb
 from ckptd.cli import journals
 from ckptd.cli.advise import name_of, percent, sentences
 from ckptd.cli.page import charts, colors
+from ckptd.cli.view.goodput import share, time_lost
 from ckptd.history.advice import Advice
 from ckptd.history.runs import Loss, Restore, Run, Save
 from ckptd.history.summary import RunRow, Summary
@@ -76,7 +77,7 @@ def _facts(summary: Summary) -> str:
     found, stall, durable = summary.goodput, summary.stall, summary.to_durable
     rate = summary.store_bytes_per_s
     facts = [
-        ("ETTR", verb.share(found.training_s, found.total_s)),
+        ("ETTR", share(found.training_s, found.total_s)),
         ("time", human.duration(found.total_s)),
         ("runs", str(len(summary.runs))),
         ("failures", str(found.failures)),
@@ -95,9 +96,9 @@ def _goodput(history: journals.History, summary: Summary) -> list[str]:
     found = summary.goodput
     if not history.spans:
         return []
-    lost = [("training", found.training_s), *verb.time_lost(found)]
+    lost = [("training", found.training_s), *time_lost(found)]
     body: list[list[Cell]] = [
-        [(name, "text"), human.duration(seconds), verb.share(seconds, found.total_s)] for name, seconds in lost
+        [(name, "text"), human.duration(seconds), share(seconds, found.total_s)] for name, seconds in lost
     ]
     shown = history.runs[-charts.TIMELINE_RUNS :]
     more = f" The last {len(shown)} of {len(history.runs)} runs." if len(shown) < len(history.runs) else ""
@@ -176,7 +177,7 @@ def _runs(rows: Sequence[RunRow]) -> list[str]:
                 str(row.saves_by_end.get("durable", 0)), verb.milliseconds(row.stall.median) if row.stall else "-",
                 human.duration(row.to_durable.median) if row.to_durable else "-",
                 human.rate(row.store_bytes_per_s) if row.store_bytes_per_s else "-",
-                verb.share(row.goodput.training_s, row.goodput.total_s),
+                share(row.goodput.training_s, row.goodput.total_s),
             ]
         )  # fmt: skip
     return ["<h2>All runs</h2>", _table("runs", heads, body)]

@@ -13,8 +13,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.utils import floatToGoString
 
 from ckptd.cli.view.unsafe import RULES, judged
+from ckptd.shared.protocol.journal import LOSSES
 from ckptd.shared.protocol.messages import End, Milestone
-from ckptd.shared.protocol.status import CheckpointStatus, Histogram, JobStatus, Status
+from ckptd.shared.protocol.status import CheckpointStatus, Histogram, JobStatus, Status, spent
 
 _JOB = ("job_name", "store")  # Prometheus has a label job of its own
 _HISTOGRAMS: dict[str, tuple[str, str, str]] = {  # by what they are of: name, help, and what its label is called
@@ -46,6 +47,7 @@ def families(status: Status) -> Iterator[Metric]:
     yield from _of_stores(status)
     yield from _of_jobs(judged(status))
     yield from _histograms(status.jobs)
+    yield from _totals(status.jobs)
 
 
 def _gauge(name: str, help_text: str, value: float) -> Metric:
@@ -76,6 +78,29 @@ def _histograms(jobs: list[JobStatus]) -> Iterator[Metric]:
 def _buckets(one: Histogram) -> list[tuple[str, float]]:
     bounds = [*map(floatToGoString, one.bounds), "+Inf"]
     return list(zip(bounds, map(float, accumulate(one.counts)), strict=True))
+
+
+def _totals(jobs: list[JobStatus]) -> Iterator[Metric]:
+    """Of all runs of a job, from its journal."""
+    counters = [
+        CounterMetricFamily(f"ckptd_{name}", help_text, labels=[*_JOB, *label])
+        for name, help_text, *label in (
+            ("staged_bytes", "Of saves of all ranks."),
+            ("drained_bytes", "Of saves that became durable."),
+            ("lost_steps", "Steps that had been done and were not in what was loaded."),
+            ("failed_runs", "Runs that ended without their own doing."),
+            ("losses", "Nodes, arenas and groups of ranks that were lost.", "what"),
+        )
+    ]
+    for job in jobs:
+        if (told := job.totals) is not None:
+            failed = job.goodput.failures if job.goodput is not None else 0
+            values = (told.staged_nbytes, told.drained_nbytes, told.lost_steps, failed)
+            for counter, value in zip(counters, values, strict=False):
+                counter.add_metric([job.job, job.store], value)
+            for what in LOSSES:
+                counters[-1].add_metric([job.job, job.store, what], told.losses.get(what, 0))
+    yield from counters
 
 
 class _Jobs:
@@ -112,6 +137,7 @@ def _of_jobs(status: Status) -> Iterator[Metric]:
             found.add(job, "newest_age_seconds", "Since that one was staged.", age, milestone=milestone)
         _add_drain(found, job)
         _add_pace(found, job)
+        _add_goodput(found, job)
         codes = {one.code for one in status.unsafe if one.job == job.job}
         for rule in RULES:
             found.add(job, "unsafe", "1 while status says so.", rule.code in codes, code=rule.code)
@@ -135,6 +161,16 @@ def _add_pace(found: _Jobs, job: JobStatus) -> None:
     if job.pace is not None:
         found.add(job, "save_interval_seconds", "Between saves that are due to be drained.", job.pace.save_every_s)
         found.add(job, "drain_seconds", "What the store takes for a save.", job.pace.drain_s)
+
+
+def _add_goodput(found: _Jobs, job: JobStatus) -> None:
+    if (told := job.goodput) is None:
+        return
+    ettr = "effective_training_time_ratio"
+    found.add(job, ettr, "Of the wall time since the job's first run, the part that counts.", told.ettr)
+    for kind, seconds in spent(told).items():
+        found.add(job, "wall_time_seconds", "Of all runs, by what it was used for.", seconds, kind=kind)
+    found.add(job, "step_seconds", "What a step takes usually, without stalls.", told.step_s)
 
 
 def _add_drain(found: _Jobs, job: JobStatus) -> None:

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ckptd.cli.view.checkpoints import BAD_ENDS, checkpoints_of, safest
+from ckptd.cli.view.goodput import overall
 from ckptd.cli.view.names import named
 from ckptd.cli.view.nodes import NodesView, troubles, versions
 from ckptd.cli.view.parts import NEARLY_FULL, Facts, Marks, Name, bar, marks_for
@@ -27,6 +28,8 @@ _MOST_BAR_COLUMNS, _LEAST_BAR_COLUMNS, _BESIDE_BAR_COLUMNS = 32, 8, 42
 _MAX_PROBLEMS = 4  # of a kind, where nobody asked for more
 _MAX_PROBLEMS_NODES = 12
 _MAX_UNSAFE = 4
+_TOLD_S = 60.0  # of a job that is younger, where its time went says little
+_MOST_LOST = 2  # kinds of lost time: the line is to be short
 _SLOW = "the store is slower than the saves"  # an error of the job that a finding has, too
 _LOST_ENDS = BAD_ENDS | {End.SUPERSEDED.value}  # where there is one, their number matters
 
@@ -127,6 +130,8 @@ def _job(job: JobStatus, found: list[Unsafe], page: _Page) -> Iterator[Renderabl
     if _LOST_ENDS & set(job.ends):
         ends = [f"{count:,} {end}" for end, count in sorted(job.ends.items(), key=lambda item: -item[1])]
         rows.add("saves", Text(page.joined(*ends), "yellow" if BAD_ENDS & set(job.ends) else ""))
+    if job.goodput is not None and job.goodput.total_s >= _TOLD_S:
+        rows.add("time", Text(overall(job.goodput, _MOST_LOST)))
     _add_problems(rows, job, page, slow=slow)
     rows.add("store", Name(job.store))
     if len(job.nodes) > 1:

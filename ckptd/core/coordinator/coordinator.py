@@ -93,6 +93,7 @@ class Coordinator:
             ev.IncarnationTaken: self._incarnation,
             ev.StoreScanned: self._scanned,
             ev.CommitEnded: self._committed,
+            ev.StepReached: lambda *_: [],  # for the journal alone
             ev.CheckpointRemoved: lambda event, _: self.saves.removed(event),
             ev.PeerUp: self._peer_up,
             ev.PeerDown: self._peer_down,
@@ -134,7 +135,6 @@ class Coordinator:
             if not (more := self._round(now)):
                 break
             actions += more
-        self.timings.react(now)
         return [*actions, *self._notices.react(now)]
 
     def _round(self, now: float) -> list[Action]:

@@ -3,7 +3,7 @@
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Note, RemovePartial, ToNode
 from ckptd.core.coordinator.fence import Fence
-from ckptd.core.coordinator.job_state import JobState
+from ckptd.core.coordinator.job_state import JobState, LastDrain
 from ckptd.core.coordinator.retention import Retention
 from ckptd.core.coordinator.save_record import Record
 from ckptd.core.coordinator.save_states import OPEN, SAVE, On, State
@@ -36,18 +36,24 @@ class DrainCadence:
             or save.step < last[0]
             or (cadence.steps > 0 and save.step // cadence.steps != last[0] // cadence.steps)
             or (cadence.seconds > 0 and now - last[1] >= cadence.seconds)
-            or (cadence == _AUTO and self._keeps_up(now - last[1]))
+            or (cadence == _AUTO and self._keeps_up(last[1], now))
         )
         if due:
             self._last = (save.step, now)
         return due
 
-    def _keeps_up(self, since_s: float) -> bool:
-        """Whether the store can take another save, so long after the one that was due last."""
-        if since_s >= AUTO_MOST_S:
+    def _keeps_up(self, due_at: float, now: float) -> bool:
+        """Whether the store can take another save. due_at: when the last one was due.
+
+        A drain that failed waits in the queue, and takes the newest save when it is tried again: while it waits none is
+        due. It may have been tried again long after its save was due: what counts is when the last drain began.
+        """
+        if now - due_at >= AUTO_MOST_S:
             return True
+        last = self._facts.last_drain
+        since_s = now - max(due_at, last.began) if last is not None else now - due_at
         free = self._facts.active is None and not self._facts.of(State.QUEUED)
-        return free and since_s >= drain_every_s(self._facts.drain_s, 0.0)
+        return free and since_s >= drain_every_s(last.seconds if last is not None else 0.0, 0.0)
 
 
 class Drains:
@@ -58,6 +64,7 @@ class Drains:
         self._job, self._node, self._policy = facts.job, facts.node, facts.policy
         self.retention = Retention(facts)
         self.fence = Fence(facts)
+        self._failures = 0  # of drains and commits since one ended well, whatever saves they were of
         self._asked: Commit | None = None  # the last commit; it may be answered after the job's session changed
 
     def _order(self, order: ev.Message, node: str | None = None) -> Action:
@@ -99,7 +106,7 @@ class Drains:
 
     def _queue(self, record: Record, on: On) -> None:
         """It is to be drained, from the beginning."""
-        record.due, record.reason, record.first_failure = True, "", None
+        record.due, record.lent, record.reason, record.first_failure = True, False, "", None
         if SAVE.takes(record.state, on):
             self._facts.move(record, on)
 
@@ -135,7 +142,7 @@ class Drains:
             return actions
         self._facts.retry_at = None
         if chosen.state is not State.QUEUED:
-            chosen.due = True
+            chosen.due = chosen.lent = True
             if not self._facts.move(chosen, On.ITS_TURN):
                 return actions
         return [*actions, *self._begin_drain(chosen, now)]
@@ -153,6 +160,8 @@ class Drains:
             able = nodes & self._facts.links.up
             drainer = self._node if self._node in able else min(able)
             record.drainers[drainer] = (*record.drainers.get(drainer, ()), rank)
+        sizes = record.delivered
+        record.shares = {node: sum(sizes.get(rank, 0) for rank in ranks) for node, ranks in record.drainers.items()}
         return [self._order_drain(record, node) for node in record.drainers]
 
     def _order_drain(self, record: Record, node: str) -> Action:
@@ -244,7 +253,8 @@ class Drains:
             return self._commit(record, On.AGAIN)  # it was made for the session that this one replaced
         if event.taken_over:
             return [*self._drop_drain(record), *self.superseded_by(event.taken_over)]
-        self._facts.drain_s = now - record.drain_since
+        self._failures, began = 0, record.drain_since
+        self._facts.last_drain = LastDrain(record.save, began, now - began, record.nbytes)
         return self._made_durable(record, event.nbytes)
 
     def superseded_by(self, incarnation: int) -> list[Action]:
@@ -288,7 +298,8 @@ class Drains:
             return []
         record.error, record.first_failure = problem, since
         record.failures += 1
-        pause = min(self._policy.drain_retry_s * 2 ** (record.failures - 1), self._policy.drain_retry_max_s)
+        self._failures += 1  # a newer save is no reason to try the store sooner
+        pause = min(self._policy.drain_retry_s * 2 ** min(self._failures - 1, 30), self._policy.drain_retry_max_s)
         self._facts.retry_at = now + pause
         self._facts.lacked_a_node = False
         if record.save not in self._facts.on_store:
@@ -303,10 +314,14 @@ class Drains:
         return [note, *self._tell_end(record), *(dropped if begun else [])]
 
     def _superseded(self, record: Record) -> list[Action]:
-        """The save's turn is over before it came; the newest takes it."""
+        """The save's turn is over before it came; the newest takes it. If it was lent, the save is kept, as before."""
         newest = self._facts.newest_staged
         if newest is not None and newest.state is State.KEPT:
             self._queue(newest, On.ITS_TURN)
+            newest.lent = True
+        if record.lent and not record.error and self._facts.move(record, On.PASSED_ON):
+            record.due = False
+            return []  # its ranks know it as kept
         reason = f"{newest.save if newest else 'a newer save'} was staged before its drain began"
         return self._end(record, On.OUTRUN, reason + (f"; last error: {record.error}" if record.error else ""))
 

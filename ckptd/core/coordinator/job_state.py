@@ -5,7 +5,7 @@ A turn costs what changed, not what the job has: what lies where is kept both wa
 
 from collections import Counter
 from collections.abc import Collection, Container, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptd.core import events as ev
 from ckptd.core.coordinator.chunks import Chunks
@@ -23,6 +23,20 @@ if TYPE_CHECKING:
     from ckptd.core.preemption import Preemption
 
 MAX_RECORDS = 64
+
+
+class LastDrain(NamedTuple):
+    """The last drain of the job that ended well, and its commit."""
+
+    save: SaveId
+    began: float
+    seconds: float
+    nbytes: int
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of all nodes together."""
+        return self.nbytes / max(self.seconds, 1e-6)
 
 
 class JobState:
@@ -44,7 +58,7 @@ class JobState:
         self.partials: set[SaveId] = set()  # unfinished directories there
         self.disputed = -1  # an incarnation number that an older run on the store has too
         self.active: SaveId | None = None  # being drained or committed
-        self.drain_s = 0.0  # of the last drain that ended well; 0: there was none
+        self.last_drain: LastDrain | None = None
         self.retry_at: float | None = None  # no drain begins, no commit is made again before
         self.lacked_a_node = False  # that is why: it need not wait for longer than the node is away
         # of the saves

@@ -52,6 +52,7 @@ class Journal:
         self._losses = 0  # since a save was staged
         self._others: list[tuple[str, int]] = []  # losses without a record of their own: node, ranks
         self._said: dict[str, list[int]] = {}  # problem -> times since its last record, times in all
+        self._reached = (0, -1)  # incarnation and step that ranks told last by client.step
         self._load_since: float | None = None
         self._tiers = Tiers()  # as the ranks were sent to read last
         self._told: dict[type[ev.Message], Callable[[Any, float], None]] = {
@@ -65,6 +66,9 @@ class Journal:
     def follow(self, event: ev.Event | None, actions: Sequence[Action], now: float) -> list[Action]:
         """What to record of a turn of the coordinator. event: that it was about; None: something was due."""
         self._follow_run(event, now)
+        if isinstance(event, ev.StepReached) and not self._over and event.session == self._coordinator.sessions.session:
+            self._reached = self._coordinator.sessions.incarnation, event.step
+            self._write(log.Steps(at=0, step=event.step), now, event.ago_s)
         for one in _facts(event):
             self._heard(*one, now)
         for action in actions:
@@ -145,7 +149,7 @@ class Journal:
             again=present.again,
         )
 
-    def _write(self, entry: log.Entry, now: float) -> None:
+    def _write(self, entry: log.Entry, now: float, ago_s: float = 0.0) -> None:
         if (present := self._present) is None:
             return
         self._began = self._began or (self._draft[1] if self._draft is not None else self._as_begun(present))
@@ -154,12 +158,12 @@ class Journal:
             nodes = len({node for node, _ in others})
             lost = log.Lost(at=0, node=f"{nodes} more", what="ranks", ranks=sum(ranks for _, ranks in others))
             self._keep(lost, present, now)
-        self._keep(entry, present, now)
+        self._keep(entry, present, now, ago_s)
 
-    def _keep(self, entry: log.Entry, present: _Present, now: float) -> None:
+    def _keep(self, entry: log.Entry, present: _Present, now: float, ago_s: float = 0.0) -> None:
         assert self._began is not None  # noqa: S101 - the caller made it
         age_s = now - present.since
-        self._out.append(KeepEntry(job=self._coordinator.job, began=self._began, entry=entry, age_s=age_s))
+        self._out.append(KeepEntry(job=self._coordinator.job, began=self._began, entry=entry, age_s=age_s, ago_s=ago_s))
 
     # --- saves
 
@@ -217,14 +221,13 @@ class Journal:
             if self._present is None:  # its run ended, and nobody has come since this daemon began
                 self._present = _Present("", save.owner, now, again=True, world_size=max(1, record.world_size))
                 incarnation = 0
-            there = self._coordinator.facts.on_store.get(save)
-            drain_s = now - record.drain_since if record.drain_since else 0.0
+            there, drain = self._coordinator.facts.on_store.get(save), self._coordinator.facts.last_drain
             self._write(
                 log.Durable(
                     at=0,
                     counter=save.counter,
                     seconds=now - self._staged.get(save, now),
-                    drain_s=drain_s,
+                    drain_s=drain.seconds if drain is not None and drain.save == save else 0.0,
                     nbytes=there.nbytes if there is not None else record.nbytes,
                     tries=record.failures + 1,
                     incarnation=incarnation,
@@ -244,6 +247,8 @@ class Journal:
         save, facts = order.save, self._coordinator.facts
         record, there = facts.records.get(save), facts.on_store.get(save)
         before = [r.save.step for r in facts.records.values() if r.delivered and r.save.incarnation < order.incarnation]
+        number, step = self._reached
+        before += [step] if number < order.incarnation else []
         self._write(
             log.Restored(
                 at=0,

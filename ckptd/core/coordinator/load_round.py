@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToNode
@@ -19,13 +18,6 @@ WHERE = {
     Tier.REBUILT: "rebuilt from parity",
     Tier.PFS: "on the store",
 }
-
-
-class Loaded(NamedTuple):
-    """A load that all ranks agreed on."""
-
-    since: float  # when the first rank called it
-    tier: Tier  # from which most ranks read
 
 
 @dataclass(slots=True)
@@ -61,11 +53,6 @@ class Round:
     spread: set[SaveId] = field(default_factory=set)  # some rank needs images of others than those it shared with
     in_part: bool = False  # the ranks were sent to what each shared with others, not to all images
     unwhole: set[SaveId] = field(default_factory=set)  # cannot be had, or read, as a whole at every node
-
-    @property
-    def summary(self) -> Loaded:
-        """What is kept of it when it has ended well."""
-        return Loaded(self.since, self.order.tiers.usual if self.order is not None else Tier.PFS)
 
     def begin_gather(self, job: JobKey, node: str, record: Record, nodes: Iterable[str]) -> Action:
         """Has every node copy what its ranks need: one order for all."""

@@ -77,7 +77,7 @@ class Notices:
         passed_over = [r for r in ours if r.state is State.SUPERSEDED and not r.error]
         if len(passed_over) < _AGAIN_AND_AGAIN:
             return []
-        last, running_s = self._timings.last_drain, self._timings.running_s(now)
+        last, running_s = self._facts.last_drain, self._timings.running_s(now)
         took_s = last.seconds if last is not None else 0.0
         drain_s, every_s = max(took_s, running_s), distance_s(ours)
         if drain_s <= every_s or not (took_s or running_s > _PATIENCE_S):

@@ -4,7 +4,9 @@ The coordinator's half makes it, ``ckptd/daemon/status.py`` reads it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import msgspec
 
 from ckptd.core.redundancy_sets import redundancy_sets
 from ckptd.shared.base.ids import SaveId
@@ -14,21 +16,19 @@ from ckptd.shared.protocol.topology import Topology
 _FEW = 8
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(msgspec.Struct, frozen=True, gc=False):
     """One node of the job."""
 
     node: str
     domain: str
-    ranks: tuple[int, ...]
+    ranks: list[int]
     reachable: bool
     set_index: int
     encoded_step: int | None  # the newest that this node has whole parity of
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProtectionView:
+class ProtectionView(msgspec.Struct, frozen=True, kw_only=True):
     """The job as its coordinator sees it."""
 
     scheme: Scheme = Scheme.NONE  # what is asked for
@@ -49,22 +49,11 @@ def view_of(
 ) -> ProtectionView:
     """The view of a job that runs so. encoded and problems by node; a problem is what keeps it from its parity."""
     encoded, problems = encoded or {}, problems or {}
-    ranks: list[list[int]] = [[] for _ in topology.peers]
-    for rank, home in enumerate(topology.homes):
-        ranks[home].append(rank)
-    sets = redundancy_sets(topology.peers, topology.set_size)
-    index = {node: number for number, members in enumerate(sets) for node in members}
+    steps = {node: save.step for node, save in encoded.items()}
+    found = _fixed(topology)
     nodes = tuple(
-        NodeView(
-            node=peer.node,
-            domain=peer.domain,
-            ranks=tuple(ranks[place]),
-            reachable=peer.node not in unreachable,
-            set_index=index[peer.node],
-            encoded_step=encoded[peer.node].step if peer.node in encoded else None,
-            problem=problems.get(peer.node, ""),
-        )
-        for place, peer in enumerate(topology.peers)
+        NodeView(node, domain, ranks, node not in unreachable, number, steps.get(node), problems.get(node, ""))
+        for node, domain, ranks, number in found.nodes
     )
     return ProtectionView(
         scheme=topology.scheme,
@@ -72,8 +61,29 @@ def view_of(
         coordinator=topology.coordinator,
         nodes=nodes,
         protected=frozenset(protected),
-        degraded=(*less_than_asked(topology, sets), *_degraded(topology.scheme, sets, nodes)),
+        degraded=(*less_than_asked(topology, found.sets), *_degraded(topology.scheme, found.sets, nodes)),
     )
+
+
+class _Fixed(NamedTuple):
+    """Of a topology. nodes: name, domain, ranks, number of the set."""
+
+    sets: list[tuple[str, ...]]
+    nodes: list[tuple[str, str, list[int], int]]
+
+
+def _fixed(topology: Topology) -> _Fixed:
+    """Made once: a status of thousands of nodes is asked for again and again."""
+    if (known := topology.__dict__.get("fixed")) is not None:
+        return cast("_Fixed", known)
+    ranks: list[list[int]] = [[] for _ in topology.peers]
+    for rank, home in enumerate(topology.homes):
+        ranks[home].append(rank)
+    sets = redundancy_sets(topology.peers, topology.set_size)
+    index = {node: number for number, members in enumerate(sets) for node in members}
+    nodes = [(peer.node, peer.domain, ranks[place], index[peer.node]) for place, peer in enumerate(topology.peers)]
+    topology.__dict__["fixed"] = found = _Fixed(sets, nodes)
+    return found
 
 
 def less_than_asked(topology: Topology, sets: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

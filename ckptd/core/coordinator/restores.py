@@ -21,7 +21,7 @@ from ckptd.core.actions import Action, ScanStore, TakeIncarnation, ToNode
 from ckptd.core.coordinator.departures import Departure
 from ckptd.core.coordinator.empty_loads import Asked, Found, Reason, Refusal, answer
 from ckptd.core.coordinator.job_state import JobState
-from ckptd.core.coordinator.load_round import Loaded, Round
+from ckptd.core.coordinator.load_round import Round
 from ckptd.core.coordinator.locations import Routes
 from ckptd.core.coordinator.restore_states import RESTORE, Loading, LoadOn
 from ckptd.core.coordinator.save_record import Record, few
@@ -41,7 +41,6 @@ class Restores:
         self._strangers = strangers
         self._lineage = strangers.lineage
         self.agreed: ev.LoadOrdered | None = None  # the last load that this session agreed on, or that found nothing
-        self.last: Loaded | None = None
         self._round: Round | None = None
         self.settled: SaveId | None = None  # the newest that could be restored, and was, in this session
         self._ended = "no load is running"  # the answer to a rank that reports on a finished one
@@ -388,7 +387,6 @@ class Restores:
         notes = (*r.notes, *self._saves.notes_of(event.save))
         self.agreed = order = self._ordered(r, notes, save=r.choice, agreed=True)
         self.settled = r.choice if r.step is None and r.run is None else None
-        self.last = r.summary
         return [ToNode(job=self._job, message=order)]
 
     def rank_gone(self, left: Departure) -> list[Action]:

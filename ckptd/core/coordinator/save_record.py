@@ -26,12 +26,14 @@ class Record:
     adopted: bool = False  # found in the arena at start
     protected: bool = False  # by all sets, as the ranks' nodes were then
     due: bool = False  # to be drained, once it is whole
+    lent: bool = False  # it is due in place of an older one alone
     forced: bool = False  # somebody asked for this very one: a newer one does not take its turn
     reason: str = ""  # of its end
     waits_for: str = ""  # the ranks that are missing, once that is worth a line
     mismatched: bool = False  # the slices did not make a whole
     where: Where | None = None  # as far as that is known
     drainers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node -> ranks whose segments it writes
+    shares: dict[str, int] = field(default_factory=dict)  # node -> bytes that it writes
     voters: set[str] = field(default_factory=set)
     stall_s: float = 0.0  # the longest that a rank was held up for it, as far as they report
     stalls_s: float = 0.0  # of all ranks
@@ -42,11 +44,14 @@ class Record:
     commit_failures: int = 0
     error: str = ""
     _compared: tuple[int, Compared] | None = None  # and as of which change
+    _nbytes: tuple[int, int] | None = None  # likewise
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all segments delivered so far."""
-        return sum(self.delivered.values())
+        """Bytes of all segments delivered so far. Summed up once for what is held."""
+        if self._nbytes is None or self._nbytes[0] != self.changes:
+            self._nbytes = self.changes, sum(self.delivered.values())
+        return self._nbytes[1]
 
     @property
     def shared(self) -> bool:
@@ -77,6 +82,21 @@ class Record:
     def missing(self) -> list[int]:
         """Ranks that have not delivered it, as far as is known."""
         return sorted(set(range(self.world_size)) - self.delivered.keys())
+
+    def missing_runs(self, most: int) -> list[tuple[int, int]]:
+        """The first of them, as runs from first to last. It looks no further than these: there may be many."""
+        found: list[tuple[int, int]] = []
+        there, begin = self.delivered, None
+        for rank in range(self.world_size if len(there) < self.world_size else 0):
+            if rank in there:
+                if begin is not None:
+                    found.append((begin, rank - 1))
+                    if len(found) == most:
+                        return found
+                begin = None
+            elif begin is None:
+                begin = rank
+        return found if begin is None else [*found, (begin, self.world_size - 1)]
 
     @property
     def in_memory(self) -> bool:

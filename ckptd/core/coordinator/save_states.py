@@ -35,6 +35,7 @@ class On(enum.Enum):
     TAKEN_OVER = "job taken over"  # by another session
     ASKED = "asked for"  # by a user, or by a load
     ITS_TURN = "its turn"  # the one that was queued lost its own
+    PASSED_ON = "its turn passed on"  # which was lent to it: a newer one has it now
     STORE_FREE = "store free"
     OUTRUN = "overtaken, or memory gone"
     NO_CHANCE = "store silent, or memory gone"
@@ -70,6 +71,7 @@ SAVE: Table[State, On] = Table(
         State.QUEUED: {
             On.STORE_FREE: State.DRAINING,
             On.OUTRUN: State.SUPERSEDED,
+            On.PASSED_ON: State.KEPT,
             On.NO_CHANCE: State.FAILED,
             On.DISPUTED: State.FAILED,
             On.TAKEN_OVER: State.FAILED,
@@ -112,6 +114,7 @@ SAVE: Table[State, On] = Table(
         On.TAKEN_OVER: "it is not on its way to the store",
         On.ASKED: "it is on its way, on the store, or not whole",
         On.ITS_TURN: "it is on its way, on the store, or not whole",
+        On.PASSED_ON: "it waits for no drain",
         On.STORE_FREE: "it waits for no drain",
         On.OUTRUN: "it waits for no drain",
         On.NO_CHANCE: "it waits for no drain",

@@ -40,6 +40,9 @@ Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
 Node = Annotated[str, msgspec.Meta(max_length=256)]
 
 
+LOSSES = ("node", "arena", "ranks")
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Something that happened. at: when the coordinator learned of it."""
 
@@ -111,7 +114,7 @@ class Lost(Record, frozen=True, kw_only=True, array_like=True, tag="lost"):
     """A node does not answer any more, or ranks ended without a word."""
 
     node: Node
-    what: Text  # node, arena (its daemon is back, without what it had), ranks
+    what: Text  # of LOSSES; arena: its daemon is back, without what it had
     ranks: Count = 0
 
 

@@ -36,6 +36,38 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
     tier: str = ""  # of a restore: from which most ranks read
 
 
+class Goodput(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds by what they were used for; ettr: effective training time ratio, training_s / total_s."""
+
+    total_s: float
+    training_s: float
+    stall_s: float
+    restore_s: float
+    repeated_s: float
+    start_s: float
+    unexplained_s: float
+    ettr: float | None  # None: no time has passed
+    failures: int  # runs that ended without their own doing
+    step_s: float | None  # usual duration of a step
+
+
+def spent(goodput: Goodput) -> dict[str, float]:
+    """Seconds by kind: together, the wall time."""
+    kinds = ("training", "repeated", "stall", "restore", "start", "unexplained")
+    return {kind: getattr(goodput, f"{kind}_s") for kind in kinds}
+
+
+class TotalsStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Of all runs of a job that are on record, whichever daemons and nodes they had."""
+
+    runs: int
+    staged_nbytes: int  # by saves of all ranks
+    drained_nbytes: int
+    losses: dict[str, int]  # of nodes, arenas, ranks
+    lost_steps: int  # known to have been done, and not in what was loaded
+    missing: int  # records that were dropped while the store was away
+
+
 class PaceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How often saves are due to be drained, and how long the store takes for one."""
 
@@ -123,7 +155,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     ahead_s: float | None = None  # of its clock, by the daemon that asked: 0 within the time that the answer took
 
 
-class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One node of a job, as the job's coordinator sees it."""
 
     node: str
@@ -159,10 +191,12 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     preempt_step: int | None = None  # at which ranks that ask save: somebody is about to end the job; -1: being agreed
     store_seen: bool = True  # False: this daemon coordinates the job, and does not know yet what is durable
     store_problem: str = ""  # of the look after which store_seen is still false; empty: there was none, or it is true
-    ends: dict[str, int] = {}  # how many saves ended how, as far as this coordinator knows; empty elsewhere
+    ends: dict[str, int] = {}  # saves by how they ended last: all on record, else all that this coordinator knows
     restore: RestoreStatus | None = None  # as its coordinator sees it
     pace: PaceStatus | None = None  # as its coordinator sees it
-    histograms: list[Histogram] = []  # of all saves, drains and loads that this coordinator has seen
+    histograms: list[Histogram] = []  # of all saves, drains and loads on record; empty: the journal is not read yet
+    goodput: Goodput | None = None  # where the time of all runs on record went until now; None as of histograms
+    totals: TotalsStatus | None = None  # likewise
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from ckptd import cli
-from ckptd.history import advice, goodput, intervals, runs, spread, summary
+from ckptd.history import advice, intervals, runs, spread, summary
 from ckptd.history.goodput import spans, totals
 from ckptd.history.runs import runs_of
+from ckptd.shared.protocol import status
 from ckptd.shared.protocol.journal import JOURNAL_DIR, Missing, Name
 from tests.unit.history import stored
 from tests.unit.history.played import BEGAN, Training, played
@@ -229,7 +230,7 @@ def test_advise_without_figures_is_not_fine(ckptd, tmp_path, journal):
 STRUCTS = {
     found.__name__: {field.name for field in msgspec.structs.fields(found)}
     for found in (
-        summary.Summary, summary.RunRow, goodput.Goodput, spread.Spread, runs.Save, runs.Loss, runs.Restore, runs.Fault,
+        summary.Summary, summary.RunRow, status.Goodput, spread.Spread, runs.Save, runs.Loss, runs.Restore, runs.Fault,
         advice.Advice, intervals.Costs, intervals.Choice,
     )
 }  # fmt: skip

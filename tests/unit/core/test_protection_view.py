@@ -16,7 +16,7 @@ def topology(count, *, scheme=Scheme.XOR, set_size=4, ranks_each=2):
 
 def test_every_node_has_its_ranks_and_its_set():
     view = view_of(topology(8), encoded={"n3": SAVE}, protected=[SAVE])
-    assert [node.ranks for node in view.nodes] == [(2 * n, 2 * n + 1) for n in range(8)]
+    assert [node.ranks for node in view.nodes] == [[2 * n, 2 * n + 1] for n in range(8)]
     assert sorted(node.set_index for node in view.nodes) == [0] * 4 + [1] * 4
     assert [node.encoded_step for node in view.nodes] == [None, None, None, 50, None, None, None, None]
     assert (view.coordinator, view.protected, view.degraded) == ("n0", {SAVE}, ())

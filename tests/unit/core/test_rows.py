@@ -101,6 +101,7 @@ ROWS: dict[Callable[..., Any], list[str]] = {
         "save: queued -> failed: job taken over",
         "save: draining -> failed: job taken over",
     ],
+    saves.test_a_drain_that_hangs_makes_one_save_an_hour_due: ["save: queued -> kept: its turn passed on"],
     saves.test_a_drain_that_was_finished_before_the_crash_is_durable: ["save: queued -> durable: found committed"],
     saves.test_complete_votes_are_committed_without_another_drain: ["save: queued -> committing: all votes found"],
     review.test_a_drain_that_finds_its_save_committed_confirms_it: ["save: draining -> committing: all votes found"],

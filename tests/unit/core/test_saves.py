@@ -1,5 +1,7 @@
 """The lives of saves: complete, late, repeated, disputed, superseded; drains that fail and stores that come back."""
 
+import itertools
+
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.shared.base.ids import SaveId
@@ -155,8 +157,11 @@ def test_cadence_in_steps_and_kept():
     assert job.facts.ends == {"durable": 3, "kept": 2}
 
 
-def saving_by_itself(drain_s, saves, every_s=10):
-    """Steps that became durable of saves in every_s seconds to a store that takes drain_s, and how the saves ended."""
+def saving_by_itself(drain_s, saves, every_s=10, fails_until=0, drained=None):
+    """Steps that became durable of saves in every_s seconds to a store that takes drain_s, and how the saves ended.
+
+    fails_until: so long each drain fails after a second. drained: gets when each drain that ended well began.
+    """
     job = AJob(world=1, slots_per_rank=40, cadence=Cadence(0, 0.0)).start()
     durable = []
     for counter in range(1, saves + 1):
@@ -164,9 +169,14 @@ def saving_by_itself(drain_s, saves, every_s=10):
         for _ in range(every_s):
             job.tick(1.0)
             active = job.facts.active
-            if active is not None and job.now - job.facts.records[active].drain_since >= drain_s:
+            began = job.facts.records[active].drain_since if active is not None else 0.0
+            if active is not None and job.now < fails_until and job.now > began:
+                job.say(ev.Drained(job=KEY, save=active, problem="EIO"))
+            elif active is not None and job.now - began >= drain_s:
                 job.drain(active)
                 durable.append(active.step)
+                if drained is not None:
+                    drained.append(began)
     return durable, job.facts.ends
 
 
@@ -179,6 +189,44 @@ def test_a_cadence_that_is_left_to_the_store_drains_as_often_as_it_keeps_up():
 
 def test_a_cadence_that_is_left_to_a_fast_store_drains_each():
     assert saving_by_itself(drain_s=1.0, saves=20) == (list(range(1, 21)), {"durable": 20})
+
+
+def test_a_store_that_fails_is_left_to_the_drain_that_is_tried_again():
+    """No save is due while that waits; it takes the newest each time it is tried."""
+    durable, ends = saving_by_itself(drain_s=40.0, saves=400, fails_until=1000)
+    assert durable[0] > 90
+    tries = 1000 / 60  # after a few short pauses, one in 60 s
+    assert ends["superseded"] < 2 * tries
+    assert ends["kept"] + len(durable) + ends["superseded"] >= 399
+
+
+def test_after_a_store_that_failed_two_drains_are_apart_as_ever():
+    """The first that ends well began long after its save was due."""
+    drained = []
+    saving_by_itself(drain_s=40.0, saves=200, fails_until=1000, drained=drained)
+    assert len(drained) > 5
+    assert min(after - before for before, after in itertools.pairwise(drained)) >= 50.0
+
+
+def test_a_drain_that_hangs_makes_one_save_an_hour_due():
+    durable, ends = saving_by_itself(drain_s=3 * 3600.0 - 60, saves=1100)
+    assert len(durable) == 1
+    assert ends["superseded"] == 3, "one that is due in an hour loses its turn; those to which that was lent are kept"
+    assert ends["kept"] > 1100 - 3 - 1 - 3
+
+
+def test_a_drain_that_was_given_up_makes_the_next_save_due():
+    job = AJob(world=1, drain_give_up_s=100, slots_per_rank=8, cadence=Cadence(0, 0.0)).start()
+    job.stage(0, ONE)
+    for _ in range(8):
+        job.say(ev.Drained(job=KEY, save=ONE, problem="ENOSPC"))
+        job.tick(60)
+    assert job.ends(ONE) == ["failed"]
+    job.stage(0, TWO)
+    assert job.facts.active == TWO
+    job.tick(10)
+    job.stage(0, THREE)
+    assert job.ends(THREE) == ["kept"], "the store is busy"
 
 
 def test_saves_that_were_dropped_are_still_counted():

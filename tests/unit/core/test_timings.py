@@ -1,13 +1,15 @@
-"""How long saves, drains and loads take, as the coordinator counts them."""
+"""How long saves, drains and loads take, as the coordinator's records tell it, and how often saves are due."""
 
+from ckptd.core import actions as act
 from ckptd.core import events as ev
-from ckptd.core.coordinator.distribution import SECONDS, Distribution
-from ckptd.core.coordinator.timings import DRAIN_RATE, RESTORE
+from ckptd.history.account import Account
+from ckptd.history.distribution import DRAIN_RATE, RESTORE, STALL
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol.messages import Tier
 from tests.runs import RUN
 from tests.unit.core.a_job import KEY, AJob
 from tests.unit.core.nodes import a_cluster
+from tests.unit.history.test_account import counted
 
 
 def save(number):
@@ -18,44 +20,33 @@ def timings(job):
     return job.catalogue.jobs[KEY].coordinator.timings
 
 
-def counted(histograms):
-    """By what and tier: how many values, and their sum."""
-    return {(one.what, one.tier): (sum(one.counts), round(one.total, 3)) for one in histograms if any(one.counts)}
-
-
-def test_a_value_counts_up_to_its_bound_and_a_large_one_above_all():
-    found = Distribution((1.0, 2.0))
-    for value in (0.5, 1.0, 1.5, 2.5):
-        found.add(value)
-    shown = found.shown("x")
-    assert (shown.bounds, shown.counts, shown.total) == ([1.0, 2.0], [2, 1, 1], 5.5)
-
-
-def test_a_distribution_continues_that_of_an_earlier_daemon_and_no_other():
-    first, second = Distribution((1.0, 2.0)), Distribution((1.0, 2.0))
-    first.add(0.5)
-    second.add(1.5)
-    second.resume(first.shown("x"))
-    assert (second.shown("x").counts, second.shown("x").total) == ([1, 1, 0], 2.0)
-    other = Distribution((1.0, 3.0))
-    other.resume(first.shown("x"))
-    assert sum(other.shown("x").counts) == 0, "with other bounds nothing is guessed"
+def values(actions):
+    """Of the account of what is put on record: by what and tier, how many values, and their sum."""
+    account = Account()
+    for one in actions:
+        if isinstance(one, act.KeepEntry):
+            account.add(one.began)
+            account.add(one.entry)
+    return counted(account.histograms.shown())
 
 
 def test_each_milestone_is_counted_once_from_the_first_rank_on():
     job = AJob(slots_per_rank=8).start()
+    job.take()
     job.stage(0, save(1))
     job.tick(2.0)
-    job.stage(1, save(1))
+    job.stage(1, save(1), stall_s=0.25)
     job.tick(10.0)
     job.drain(save(1))
     job.tick(5.0)
-    assert counted(timings(job).histograms()) == {
+    assert values(job.did) == {
         ("staged", ""): (1, 2.0),
         ("durable", ""): (1, 12.0),
+        (STALL, ""): (1, 0.25),
         (DRAIN_RATE, ""): (1, 2.0),
     }
-    assert timings(job).last_drain.seconds == 10.0
+    last = job.facts.last_drain
+    assert (last.save, last.seconds, last.nbytes) == (save(1), 10.0, 20)
 
 
 def test_a_save_that_never_became_whole_is_not_counted():
@@ -63,7 +54,7 @@ def test_a_save_that_never_became_whole_is_not_counted():
     job.stage(0, save(1))
     job.tick(2.0)
     job.gone(1)
-    assert counted(timings(job).histograms()) == {}
+    assert values(job.did) == {}
 
 
 def test_what_was_found_at_start_is_not_counted():
@@ -75,7 +66,7 @@ def test_what_was_found_at_start_is_not_counted():
         ))  # fmt: skip
     job.start(committed=(save(2),))
     job.tick(3.0)
-    assert counted(timings(job).histograms()) == {}
+    assert values(job.did) == {}
 
 
 def test_protected_and_a_load_are_counted():
@@ -83,31 +74,9 @@ def test_protected_and_a_load_are_counted():
     cluster.end_ranks()
     cluster.connect("abcd")
     cluster.load()
-    found = counted(cluster.nodes["a"].job.coordinator.timings.histograms())
+    found = values(cluster.nodes["a"].records)
     assert found["protected", ""][0] == 1
     assert found[RESTORE, Tier.ARENA][0] == 1
-    cluster.tick(1.0)
-    assert counted(cluster.nodes["a"].job.coordinator.timings.histograms()) == found, "once"
-
-
-def test_all_are_there_from_the_begin_on_so_that_the_first_one_is_an_increase():
-    job = AJob().start()
-    found = timings(job).histograms()
-    assert [(one.what, one.tier) for one in found] == [
-        ("staged", ""), ("protected", ""), ("durable", ""), (DRAIN_RATE, ""), *((RESTORE, tier) for tier in Tier)
-    ]  # fmt: skip
-    assert all(len(one.counts) == len(one.bounds) + 1 for one in found)
-
-
-def test_counts_of_an_earlier_daemon_are_continued():
-    job = AJob(slots_per_rank=8).start()
-    job.stage_all(save(1))
-    job.tick(1.0)
-    job.drain(save(1))
-    kept = timings(job).histograms()
-    other = AJob().start()
-    timings(other).resume(kept)
-    assert counted(timings(other).histograms()) == counted(kept)
 
 
 def test_the_pace_of_saves_and_of_the_store():
@@ -123,7 +92,3 @@ def test_the_pace_of_saves_and_of_the_store():
     pace = timings(job).pace(job.now)
     assert (pace.save_every_s, pace.save_every_steps, pace.drain_s) == (20.0, 10, 40.0)
     assert pace.outrun == 2
-
-
-def test_bounds_reach_from_a_hundredth_of_a_second_to_more_than_an_hour():
-    assert (SECONDS[0], SECONDS[-1]) == (0.01, 5000.0)

@@ -20,7 +20,7 @@ class Parts(Daemon):
             node="a", arena=arena, peers=None, encoding=None, fetching=None, cleaning=None, deliver=None
         )
         self._plane = self._gateway = self._executor
-        self._journals = Journals(arena.path, None, None, uses=None)
+        self._journals = Journals(arena.path, None, None, uses=None, marks=None)
 
 
 def test_every_action_is_carried_out(tmp_path):

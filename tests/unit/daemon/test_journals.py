@@ -2,20 +2,26 @@
 
 import os
 
+import msgspec
 import pytest
 
 from ckptd.arena.known_stores import KnownStores
-from ckptd.core.actions import KeepEntry
+from ckptd.core.actions import KeepEntry, TakeIncarnation
+from ckptd.core.jobs import Catalogue
+from ckptd.core.policy import Policy
+from ckptd.daemon import accounts, step_marks
 from ckptd.daemon import journals as module
 from ckptd.daemon.journals import FLUSH_NBYTES, FLUSH_S, MAX_KEPT_NBYTES, Journals
+from ckptd.daemon.step_marks import StepMarks
+from ckptd.history.account import Account, account_of
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.protocol import journal as log
 from ckptd.store.journal import read_journal
-from ckptd.store.messages import Done, Failed
+from ckptd.store.messages import Done, Failed, ReadAccount
 from ckptd.store.opening import open_store
-from ckptd.store.worker import put_journal
+from ckptd.store.worker import put_journal, read_account
 from tests.runs import OTHER_RUN, RUN
 
 SMALL = log.Steps(at=0, step=1)
@@ -39,13 +45,13 @@ class Worker:
 
     def __init__(self, url):
         self.store = open_store(url, XXH3)
-        self.asked, self.waiting, self.retired = [], [], []
+        self.asked, self.read, self.waiting, self.retired = [], [], [], []
         self.hangs, self.problem = False, ""
 
     def ask(self, _store, make, answer, *, minor):
         assert minor, "nobody waits for a journal"
         request = make(len(self.asked))
-        self.asked.append(request)
+        (self.read if isinstance(request, ReadAccount) else self.asked).append(request)
         if self.hangs:
             self.waiting.append((request, answer))
         else:
@@ -54,6 +60,10 @@ class Worker:
     def answer(self, request, answer):
         if self.problem:
             answer(Failed(request.id, "os", self.problem, self.problem, ""))
+            return
+        if isinstance(request, ReadAccount):
+            account = read_account(self.store, request)
+            answer(Done(request.id, msgspec.msgpack.decode(msgspec.msgpack.encode(account), type=Account)))
             return
         put_journal(self.store, request)
         answer(Done(request.id))
@@ -77,14 +87,21 @@ class Parts:
         self.job = JobKey(url, "job")
         self.clock, self.worker = Clock(), Worker(url)
         self.store_id = self.worker.store.open("job").store_id
-        monkeypatch.setattr(module, "time", self.clock)
+        for one in (module, accounts, step_marks):
+            monkeypatch.setattr(one, "time", self.clock)
         self.known = KnownStores(self.arena)
         self.known.remember(self.job, self.store_id)
         self.uses = True
         self.again()
 
     def again(self):
-        self.journals = Journals(self.arena, self.worker, self.known, lambda _store: self.uses)
+        self.journals = Journals(
+            self.arena,
+            self.worker,
+            self.known,
+            lambda _store: self.uses,
+            StepMarks(self.arena, Catalogue("a", Policy()), print),
+        )
         self.journals.adopt()
 
     def keep(self, entry=SMALL, *, incarnation=1, run=RUN, again=False, age_s=5.0):
@@ -297,3 +314,130 @@ def test_what_lies_in_an_arena_and_is_no_journal_is_left_out(parts, caplog):
     assert caplog.text.count("journal cannot be read") == 4
     parts.after(FLUSH_S)
     assert parts.steps == [1]
+
+
+# --- what the runs have come to
+
+
+def account(parts):
+    return parts.journals.accounts.of(parts.job)
+
+
+def told(parts):
+    """Counts of the account, and those of the journal as it lies on the store."""
+    return account(parts).totals(), account(parts).ends
+
+
+def staged(counter):
+    return log.Staged(at=0, counter=counter, step=counter, nbytes=8, seconds=0.5)
+
+
+def test_the_account_is_read_once_and_goes_on_with_each_record(parts):
+    parts.keep(staged(1))
+    assert account(parts) is None, "nobody knows yet what was before"
+    parts.after(0.2)
+    for counter in range(2, 6):
+        parts.keep(staged(counter))
+    parts.after(FLUSH_S)
+    assert len(parts.worker.read) == 1
+    assert account(parts).totals().staged_nbytes == 40
+    whole = account_of(parts.read)
+    assert told(parts) == (whole.totals(), whole.ends)
+    assert account(parts).goodput(0.0) == whole.goodput(0.0)
+
+
+def test_records_that_come_while_the_journal_is_read_count_once(parts):
+    parts.keep(staged(1))
+    parts.worker.hangs = True
+    parts.after(0.2)
+    parts.keep(staged(2))
+    parts.keep(staged(3))
+    parts.worker.go_on()
+    assert account(parts).totals().staged_nbytes == 24
+
+
+def test_the_next_daemon_of_the_arena_goes_on_whatever_the_store_has_of_it(parts):
+    parts.keep(staged(1))
+    parts.after(FLUSH_S)
+    parts.keep(staged(2))
+    parts.after(0.2)
+    before = told(parts)
+    parts.again()
+    parts.keep(staged(3), again=True)
+    parts.after(0.2)
+    assert account(parts).totals().staged_nbytes == before[0].staged_nbytes + 8 == 24
+    assert account(parts).totals().runs == 1
+
+
+def test_a_segment_that_left_the_arena_meanwhile_counts_as_far_as_it_was_known(parts):
+    """It is on the store then, with more."""
+    parts.keep(staged(1))
+    parts.worker.hangs = True
+    parts.after(0.2)
+    parts.keep(staged(2))
+    parts.keep(log.RunEnded(at=0, how="closed"))
+    (read,) = parts.worker.read
+    parts.worker.hangs = False
+    parts.after(FLUSH_S)
+    parts.keep(staged(1), incarnation=2, run=OTHER_RUN)
+    parts.after(FLUSH_S)
+    assert not os.path.exists(read.segments[0].path)
+    parts.worker.go_on()
+    assert account(parts).totals().staged_nbytes == 24
+    assert account(parts).totals().runs == 2
+
+
+def test_a_store_that_fails_is_asked_again_and_until_then_nothing_is_known(parts):
+    parts.worker.problem = "EIO"
+    parts.keep(staged(1))
+    for _ in range(20):
+        parts.after(5.0)
+    assert account(parts) is None
+    assert 3 < len(parts.worker.read) < 12, "later and later"
+    parts.worker.problem = ""
+    parts.after(600.0)
+    assert account(parts).totals().staged_nbytes == 8
+
+
+def test_too_many_records_meanwhile_are_read_again(parts, monkeypatch):
+    monkeypatch.setattr(accounts, "_MAX_WAITING", 4)
+    parts.keep(staged(1))
+    parts.worker.hangs = True
+    parts.after(0.2)
+    for counter in range(2, 8):
+        parts.keep(staged(counter))
+    parts.worker.go_on()
+    assert account(parts) is None
+    parts.after(2.0)
+    assert account(parts).totals().staged_nbytes == 56
+
+
+def test_a_number_that_is_taken_has_the_journal_read_again(parts):
+    """Another node may have coordinated a run meanwhile."""
+    parts.keep(staged(1))
+    parts.after(FLUSH_S + 1)
+    other = log.Name(2, OTHER_RUN.hex()[:8], "00000000", 1)
+    run = log.RunBegan(at=1.8e9, incarnation=2, run=OTHER_RUN, world_size=1, nodes=1, coordinator="b")
+    parts.worker.store.records("job").put(other.path, log.segment(map(log.framed, [run, staged(1)])))
+    parts.after(1.0)
+    assert account(parts).totals().runs == 1
+    taken = TakeIncarnation(job=parts.job, session="a", at_least=3)
+    parts.journals.accounts.expect(taken)
+    parts.after(1.0)
+    assert account(parts).totals().runs == 2
+
+
+def test_an_account_never_goes_back_when_the_journal_makes_room(parts):
+    for counter in range(1, 4):
+        parts.keep(staged(counter))
+    parts.keep(log.RunEnded(at=0, how="closed"))
+    parts.after(1.0)
+    parts.keep(staged(1), incarnation=2, run=OTHER_RUN)
+    parts.after(FLUSH_S + 1)
+    before = told(parts)
+    records = parts.worker.store.records("job")
+    records.drop(min(f"{log.JOURNAL_DIR}/{name}" for name in records.files.names(log.JOURNAL_DIR)))
+    parts.journals.accounts.expect(TakeIncarnation(job=parts.job, session="a", at_least=3))
+    parts.after(1.0)
+    assert len(parts.worker.read) == 2
+    assert told(parts) == before

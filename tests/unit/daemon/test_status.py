@@ -6,8 +6,10 @@ from ckptd.core import events as ev
 from ckptd.core.jobs import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.daemon import status
+from ckptd.history.account import account_of
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.schemes import Scheme
+from ckptd.shared.protocol.journal import RunEnded, Steps
 from ckptd.shared.protocol.messages import Tier
 from ckptd.shared.protocol.status import (
     CheckpointStatus,
@@ -21,6 +23,7 @@ from ckptd.shared.protocol.status import (
 from tests.runs import RUN
 from tests.unit.core.a_job import KEY, AJob
 from tests.unit.core.nodes import a_cluster
+from tests.unit.history.test_runs import began
 
 ONE, TWO, THREE = (SaveId(1, number, 10 * number, RUN) for number in (1, 2, 3))
 HEX = RUN.hex()
@@ -77,9 +80,23 @@ def test_a_job_that_has_not_saved():
             pace=PaceStatus(
                 save_every_s=None, save_every_steps=None, drain_s=None, drain_bytes_per_s=None, outrun=0
             ),
-            histograms=job.catalogue.jobs[KEY].coordinator.timings.histograms(),
+            histograms=[], goodput=None, totals=None,
         )
     ]  # fmt: skip
+
+
+def test_what_is_on_record_of_the_job_is_told_by_its_coordinator():
+    job = running()
+    account = account_of([began(), Steps(at=10.0, step=1), Steps(at=20.0, step=2), RunEnded(at=20.0, how="closed")])
+    account.ends = {"durable": 7, "kept": 0}
+    (told,) = status.jobs(job.catalogue.jobs, job.now, {}, {KEY: account}.get)
+    assert told.goodput == account.goodput(0.0)
+    assert told.totals == account.totals()
+    assert told.histograms == account.histograms.shown()
+    assert told.ends == {"durable": 7}
+    job.catalogue.jobs[KEY].node.membership.coordinator = "elsewhere"
+    (told,) = status.jobs(job.catalogue.jobs, job.now, {}, {KEY: account}.get)
+    assert (told.goodput, told.totals, told.histograms) == (None, None, [])
 
 
 def test_a_save_that_one_rank_has_staged():

@@ -38,7 +38,17 @@ class Planes:
             problems=list, refused=SimpleNamespace(total=lambda: 0),
         )  # fmt: skip
         stores = SimpleNamespace(status=list)
-        sources = Sources(name, arena, node.catalogue, stores, plane, Pace(plane), refused=lambda: 0, problems=list)
+        sources = Sources(
+            name,
+            arena,
+            node.catalogue,
+            stores,
+            plane,
+            Pace(plane),
+            account=lambda _: None,
+            refused=lambda: 0,
+            problems=list,
+        )
         return StatusService(sources, lambda _, reply: self.answers[name].append(reply.status))
 
     def _write(self, sender, receiver, body):
