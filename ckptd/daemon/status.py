@@ -129,7 +129,7 @@ def drainers(job: Job) -> list[str]:
 
 def _share(job: Job, record: Record, node: str) -> tuple[int, int]:
     """Bytes of the node's share, and those written as far as they are known here: of others only when they voted."""
-    share = record.shares.get(node, 0)
+    share = record.writes.get(node, 0)
     if node in record.voters:
         return share, share
     here = job.node.drain if node == job.node.node else None
@@ -145,12 +145,12 @@ def _written(job: Job, record: Record) -> int:
 def _nodes(view: ProtectionView, job: Job) -> list[NodeStatus]:
     """One object for each of maybe thousands of nodes, and no more: the loop stands meanwhile."""
     record = draining(job)
-    shares, voters = (record.shares, record.voters) if record is not None else ({}, set())
+    writes, voters = (record.writes, record.voters) if record is not None else ({}, set())
     found = [
         NodeStatus(
             node=one.node, domain=one.domain, ranks=one.ranks, reachable=one.reachable, set_index=one.set_index,
-            encoded_step=one.encoded_step, problem=one.problem, drain_nbytes=shares.get(one.node, 0),
-            drain_nbytes_done=shares[one.node] if one.node in voters else 0, drain_voted=one.node in voters,
+            encoded_step=one.encoded_step, problem=one.problem, drain_nbytes=writes.get(one.node, 0),
+            drain_nbytes_done=writes[one.node] if one.node in voters else 0, drain_voted=one.node in voters,
         )
         for one in view.nodes
     ]  # fmt: skip

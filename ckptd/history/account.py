@@ -170,7 +170,7 @@ class Account(msgspec.Struct, kw_only=True, tag="account"):
             del self.open[next(i for i, one in enumerate(self.open) if isinstance(one, Staged | Steps))]
 
     def goodput(self, now: float) -> Goodput | None:
-        """now: seconds since 1970: so far a run that is not over is told of. None: there is no run."""
+        """now: seconds since 1970, until which a run counts that is not over. None: there is no run."""
         runs = runs_of(self.open)
         if not runs:
             return None

@@ -76,7 +76,7 @@ class Course(msgspec.Struct, kw_only=True):
     def divided(self, intervals: Sequence[_Interval]) -> Iterator[tuple[Kind, float]]:
         """The next intervals of the present run: up to CHUNK.
 
-        What a step takes usually is known from these and the CHUNK before: so a run is divided while it goes on.
+        What a step takes usually is known from these and the CHUNK before: so a run is divided before it is over.
         """
         first = self.at is None
         own = _durations(intervals[first:])
@@ -104,7 +104,7 @@ class Course(msgspec.Struct, kw_only=True):
 
 
 def spans(runs: Sequence[Run], course: Course | None = None) -> list[Span]:
-    """The wall time from the begin of the first run to the end of the last, without a gap. course: goes on from it."""
+    """The wall time from the begin of the first run to the end of the last, without a gap. course: it is continued."""
     course = course if course is not None else Course()
     ends = [*(run.began for run in runs[1:]), *(run.end for run in runs[-1:])]
     return [
@@ -115,7 +115,7 @@ def spans(runs: Sequence[Run], course: Course | None = None) -> list[Span]:
 
 
 def of_run(run: Run, stop: float, course: Course, place: int = 0) -> list[Span]:
-    """The run's time until stop, when the next one begins. course: goes on from it, then is that of the next run."""
+    """The run's time until stop, when the next one begins. course: is continued, and is the next run's then."""
     begin = run.began if course.at is None else course.at
     found = list(_laid_out(_parts(run, min(run.end, stop), course), begin, stop, place))
     course.end(run)

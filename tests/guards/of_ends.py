@@ -128,11 +128,12 @@ _ENDS = (
     ),
     _row(
         "a-step-is-a-number", f"{_CLIENT}_preempt/preemption.py",
-        "if type(step) is not int or step < 0:", "if False:",
+        "        if type(step) is not int or step < 0:\n            step = as_step(step)\n        board = self._kept",
+        "        board = self._kept",
         "preempted.py::test_what_is_no_step_is_refused",
     ),
     _row(
-        "a-missing-board-is-reported-once", f"{_CLIENT}_preempt/preemption.py",
+        "a-missing-board-is-reported-once", f"{_CLIENT}_preempt/step_board.py",
         "            if not self._warned:\n", "            if True:\n",
         "preempted.py::test_a_board_that_cannot_be_is_said_once",
     ),

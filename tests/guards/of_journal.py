@@ -1,7 +1,7 @@
 """Guards of a job's journal: what a daemon that is killed, or a store that fails, may not cost."""
 
 from tests.guards.guard import fault_guard as _row
-from tests.guards.guard import play_guard
+from tests.guards.guard import nodes_guard, play_guard
 
 _JOURNALS, _CORE = "ckptd/daemon/journals.py", "ckptd/core/coordinator/journal.py"
 
@@ -45,6 +45,26 @@ ROWS = (
         "history-knows-what-became-durable", "ckptd/history/runs.py",
         "save.drained_nbytes, save.end = entry.nbytes, End.DURABLE.value", "save.drained_nbytes = entry.nbytes",
         "history.py::test_a_job_whose_daemon_was_killed_too_ended_without_a_word",
+    ),
+    _row(
+        "account-is-read-from-the-journal", "ckptd/store/worker.py",
+        "return account_of(journal.entries)", "return account_of([])",
+        "account.py::test_counts_and_times_go_on_when_another_daemon_takes_over",
+    ),
+    _row(
+        "account-has-the-times-of-its-runs", "ckptd/history/account.py",
+        "isinstance(entry, RunEnded | Staged | Steps | Restored | Lost) and", "isinstance(entry, RunEnded) and",
+        "account.py::test_the_figures_are_those_that_history_reads_from_the_store",
+    ),
+    _row(
+        "steps-are-read-before-a-board-goes", "ckptd/daemon/loop.py",
+        "        self._journals.marks.look()  # the boards of ranks that have ended go\n", "",
+        "account.py::test_steps_are_on_record_as_far_as_the_ranks_came_when_they_were_killed",
+    ),
+    nodes_guard(
+        "account-is-read-by-the-next-coordinator", "ckptd/store/worker.py",
+        "return account_of(journal.entries)", "return account_of([])",
+        "account.py::test_counts_go_on_at_the_daemon_of_another_node",
     ),
     play_guard(
         "journal-has-each-durable-save", _CORE,

@@ -78,7 +78,7 @@ def test_the_gather_of_the_document_gives_rank_0_whole_tensors(node):
     assert said.count("weight (64, 64)") == said.count("bias (64,)") == 1
 
 
-def test_the_loop_that_tells_its_steps_has_the_last_one_on_record(node):
+def test_the_last_step_of_the_loop_is_on_record(node):
     path = program("docs/history.md", "Where the time went", node)
     node.complete(sys.executable, path, timeout_s=100)
 

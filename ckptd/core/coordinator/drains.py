@@ -161,7 +161,7 @@ class Drains:
             drainer = self._node if self._node in able else min(able)
             record.drainers[drainer] = (*record.drainers.get(drainer, ()), rank)
         sizes = record.delivered
-        record.shares = {node: sum(sizes.get(rank, 0) for rank in ranks) for node, ranks in record.drainers.items()}
+        record.writes = {node: sum(sizes.get(rank, 0) for rank in ranks) for node, ranks in record.drainers.items()}
         return [self._order_drain(record, node) for node in record.drainers]
 
     def _order_drain(self, record: Record, node: str) -> Action:

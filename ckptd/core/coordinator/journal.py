@@ -52,7 +52,7 @@ class Journal:
         self._losses = 0  # since a save was staged
         self._others: list[tuple[str, int]] = []  # losses without a record of their own: node, ranks
         self._said: dict[str, list[int]] = {}  # problem -> times since its last record, times in all
-        self._reached = (0, -1)  # incarnation and step that ranks told last by client.step
+        self._reached = (0, -1)  # incarnation and step that ranks reported last by client.step
         self._load_since: float | None = None
         self._tiers = Tiers()  # as the ranks were sent to read last
         self._told: dict[type[ev.Message], Callable[[Any, float], None]] = {

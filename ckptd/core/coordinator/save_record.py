@@ -33,7 +33,7 @@ class Record:
     mismatched: bool = False  # the slices did not make a whole
     where: Where | None = None  # as far as that is known
     drainers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node -> ranks whose segments it writes
-    shares: dict[str, int] = field(default_factory=dict)  # node -> bytes that it writes
+    writes: dict[str, int] = field(default_factory=dict)  # node -> bytes that it writes
     voters: set[str] = field(default_factory=set)
     stall_s: float = 0.0  # the longest that a rank was held up for it, as far as they report
     stalls_s: float = 0.0  # of all ranks

@@ -3,7 +3,7 @@
 It has two parts. By the first they agree on the step at which all ranks save when the job is about to be ended. The
 rank writes the step that it is at, and then reads the daemon's word; the daemon writes its word, and then reads the
 rank's step. So either the rank sees the word in this step, or the daemon sees the step: no rank is past what the daemon
-reads without having seen its word first. By the second, the mark, the rank tells how far it has come, and when: that is
+reads without having seen its word first. By the second, the mark, the rank shows how far it has come, and when: that is
 for the job's journal, and may be half written when it is read. All numbers are of the machine's own byte order: nobody
 else reads them.
 """
@@ -60,7 +60,7 @@ def decode_step(raw: bytes) -> int:
 
 
 def decode_mark(raw: bytes) -> tuple[int, float]:
-    """The step that the rank has reached, -1: it has told none; and when (time.monotonic)."""
+    """The step that the rank has reached, -1: none yet; and when (time.monotonic)."""
     step, at = _WORD.unpack_from(raw) if len(raw) >= _WORD.size else (0, 0)
     return step - 1, at / 1e9
 

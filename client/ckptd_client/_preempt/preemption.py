@@ -184,7 +184,7 @@ class Preemptible:
         return self._board
 
     def step(self, step: int) -> None:
-        """Tells that this step is done. Optional: for the times of steps in `ckptd status`, `history` and `report`.
+        """Reports that this step is done. Optional: for the times of steps in `ckptd status`, `history` and `report`.
 
         Call it at the end of each step, with the number under which that step would be saved. Without it these times
         come from saves alone, and what was done after the last save of a run that failed is not known.

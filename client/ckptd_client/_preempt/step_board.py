@@ -55,7 +55,7 @@ class StepBoard:
         return step_board.checked(numbers[_WORD], numbers[_WORD + 1])
 
     def reached(self, step: int) -> None:
-        """Tells that the step is reached, and when. A daemon that reads between the two takes the later time for it."""
+        """Writes that the step is reached, and when. A read between the two gives the step before."""
         self._numbers[_MARK + 1] = time.monotonic_ns()
         self._numbers[_MARK] = step + 1
 

@@ -11,6 +11,7 @@ from ckptd import cli
 from ckptd.cli import history as verb
 from ckptd.cli import journals
 from ckptd.cli.page import charts, colors
+from ckptd.cli.view.goodput import share
 from ckptd.history.goodput import Kind, spans, totals
 from ckptd.history.runs import runs_of
 from ckptd.shared.protocol.journal import Problem
@@ -116,7 +117,7 @@ def test_its_tables_have_the_figures_of_the_journal(page, journal):
     assert [int(row["durable"]) for row in rows] == [sum(save.end == "durable" for save in run.saves) for run in runs]
     time = totals(spans(runs), runs)
     spent = {name: (seconds, share) for name, seconds, share in found.tables["goodput"][1:]}
-    assert spent["training"] == (human.duration(time.training_s), verb.share(time.training_s, time.total_s))
+    assert spent["training"] == (human.duration(time.training_s), share(time.training_s, time.total_s))
     assert spent["repeated steps"][0] == human.duration(time.repeated_s)
     assert f"<dt>ETTR</dt><dd>{100 * time.ettr:.3g} %</dd>" in page
     events = sum(len(run.losses) + len(run.restores) for run in runs)

@@ -200,7 +200,7 @@ def test_a_store_that_fails_is_left_to_the_drain_that_is_tried_again():
     assert ends["kept"] + len(durable) + ends["superseded"] >= 399
 
 
-def test_after_a_store_that_failed_two_drains_are_apart_as_ever():
+def test_after_a_store_that_failed_the_time_between_drains_is_that_of_before():
     """The first that ends well began long after its save was due."""
     drained = []
     saving_by_itself(drain_s=40.0, saves=200, fails_until=1000, drained=drained)

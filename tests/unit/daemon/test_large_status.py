@@ -47,7 +47,7 @@ def a_large_job(*, drains=True, saves=40):
         record = facts.records[SaveId(1, saves - 1, 10 * (saves - 2), RUN)]
         record.state, facts.active = State.DRAINING, record.save
         record.drainers = {f"n{node:05d}": tuple(range(RANKS * node, RANKS * node + RANKS)) for node in range(NODES)}
-        record.shares = dict.fromkeys(record.drainers, RANKS << 30)
+        record.writes = dict.fromkeys(record.drainers, RANKS << 30)
         record.voters = set(list(record.drainers)[: NODES // 2])
         record = facts.records[SaveId(1, saves, 10 * (saves - 1), RUN)]
         record.state, record.staged = State.STAGING, False

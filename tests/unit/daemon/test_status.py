@@ -85,7 +85,7 @@ def test_a_job_that_has_not_saved():
     ]  # fmt: skip
 
 
-def test_what_is_on_record_of_the_job_is_told_by_its_coordinator():
+def test_the_coordinator_shows_what_is_on_record_of_the_job():
     job = running()
     account = account_of([began(), Steps(at=10.0, step=1), Steps(at=20.0, step=2), RunEnded(at=20.0, how="closed")])
     account.ends = {"durable": 7, "kept": 0}

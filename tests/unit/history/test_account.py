@@ -125,7 +125,7 @@ def test_it_goes_on_where_another_process_left_it():
         assert kept.histograms.shown() == whole.histograms.shown()
 
 
-def test_a_run_that_goes_on_is_told_of_until_now_and_one_that_is_over_is_not():
+def test_a_run_that_is_not_over_counts_until_now_and_one_that_is_does_not():
     entries = [began(), *(Steps(at=10.0 * n, step=n) for n in range(1, 9))]
     found = account_of(entries)
     assert found.goodput(81.0).total_s == pytest.approx(found.goodput(0.0).total_s + 1)
