@@ -11,6 +11,7 @@ from ckptd.history.intervals import AUTO_MOST_S, drain_every_s
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol.messages import Cadence
 
+NOT_DUE = "drain_every did not choose it for the store"
 _AUTO = Cadence(0, 0.0)
 _COMMIT_TRIES = 2  # before the drain itself is done again
 
@@ -320,7 +321,7 @@ class Drains:
             self._queue(newest, On.ITS_TURN)
             newest.lent = True
         if record.lent and not record.error and self._facts.move(record, On.PASSED_ON):
-            record.due = False
+            record.due, record.reason = False, NOT_DUE
             return []  # its ranks know it as kept
         reason = f"{newest.save if newest else 'a newer save'} was staged before its drain began"
         return self._end(record, On.OUTRUN, reason + (f"; last error: {record.error}" if record.error else ""))

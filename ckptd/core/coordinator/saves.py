@@ -7,7 +7,7 @@ from collections.abc import Container
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, RemovePartial
-from ckptd.core.coordinator.drains import DrainCadence, Drains
+from ckptd.core.coordinator.drains import NOT_DUE, DrainCadence, Drains
 from ckptd.core.coordinator.fence import was_taken_over
 from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.retention import removed_by_others
@@ -129,7 +129,7 @@ class Saves(Drains):
         if disputed:
             return [*actions, *self.dispute(self._facts.disputed)]
         if not record.due:
-            record.reason = "drain_every did not choose it for the store"
+            record.reason = NOT_DUE
             return [*actions, *self._tell_end(record)]
         if record.forced:  # one that waits at a time: each holds a slot
             older = [r for r in self._facts.of(State.QUEUED) if r.forced and r.save < record.save]

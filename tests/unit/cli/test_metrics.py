@@ -101,6 +101,22 @@ def test_how_long_saves_take_and_what_is_not_safe(told):
     assert of(told, "ckptd_drain_seconds", "tiny") is None
 
 
+def test_where_the_time_went_and_counts_of_all_runs(told):
+    assert of(told, "ckptd_effective_training_time_ratio", "llama-7b") == 0.946
+    kinds = ("training", "repeated", "stall", "restore", "start", "unexplained")
+    seconds = [of(told, "ckptd_wall_time_seconds", "llama-7b", kind=kind) for kind in kinds]
+    assert seconds == [9460.0, 200.0, 26.0, 14.0, 300.0, 0.0]
+    assert of(told, "ckptd_step_seconds", "llama-7b") == 5.9
+    assert of(told, "ckptd_staged_bytes_total", "llama-7b") == 9 * GIB
+    assert of(told, "ckptd_drained_bytes_total", "llama-7b") == 3 * GIB
+    assert of(told, "ckptd_lost_steps_total", "llama-7b") == 70
+    assert of(told, "ckptd_failed_runs_total", "llama-7b") == 3
+    losses = {what: of(told, "ckptd_losses_total", "llama-7b", what=what) for what in ("node", "arena", "ranks")}
+    assert losses == {"node": 2, "arena": 0, "ranks": 1}
+    for name in ("ckptd_effective_training_time_ratio", "ckptd_staged_bytes_total", "ckptd_lost_steps_total"):
+        assert of(told, name, "tiny") is None, "its journal is not read yet"
+
+
 def test_names_and_labels_keep_to_the_rules_whatever_a_job_is_called():
     status = a_status.status()
     job = msgspec.structs.replace(status.jobs[0], store='/s/"quoted"\\\n{x}')

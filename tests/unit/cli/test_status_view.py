@@ -70,6 +70,15 @@ def test_a_save_that_waits_for_ranks_names_them_once():
     assert "step 10 waits for ranks 1-7: every rank calls save" in text
 
 
+def test_where_the_time_went_is_one_short_line():
+    text = shown(a_status.status())
+    assert line(text, "time") == "time ETTR 94.6 % of 2h46m: starts 3 %, repeated steps 2 %"
+    young = a_status.goodput(total_s=59.0, training_s=50.0, start_s=9.0)
+    text = shown(a_status.status(jobs=[a_status.job(goodput=young)]))
+    assert "ETTR" not in text, "in its first minute it says little"
+    assert "ETTR" not in shown(a_status.status(jobs=[a_status.job(goodput=None)]))
+
+
 def test_what_matters_most_comes_first():
     text = shown(a_status.status())
     order = ["ckptd", "unsafe", "hint", "memory", "llama-7b", "safe", "drain", "error", "store", "ranks"]

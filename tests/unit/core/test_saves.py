@@ -215,6 +215,23 @@ def test_a_drain_that_hangs_makes_one_save_an_hour_due():
     assert ends["kept"] > 1100 - 3 - 1 - 3
 
 
+def test_a_save_that_passes_a_lent_turn_on_is_kept_as_its_ranks_know_it():
+    job = AJob(world=1, slots_per_rank=8, cadence=Cadence(0, 60.0)).start()
+    job.stage(0, ONE)
+    job.tick(61)
+    job.stage(0, TWO)
+    for save in (THREE, FOUR):
+        job.tick(1)
+        job.stage(0, save)
+    assert [job.ends(save) for save in (TWO, THREE, FOUR)] == [["superseded"], ["kept"], ["kept"]]
+    assert [str(job.facts.records[save].state) for save in (TWO, THREE, FOUR)] == ["superseded", "kept", "queued"]
+    assert job.facts.records[THREE].why == "drain_every did not choose it for the store"
+    job.drain(ONE)
+    job.drain(FOUR)
+    assert job.ends(FOUR) == ["kept", "durable"]
+    assert job.facts.ends == {"durable": 2, "superseded": 1, "kept": 1}
+
+
 def test_a_drain_that_was_given_up_makes_the_next_save_due():
     job = AJob(world=1, drain_give_up_s=100, slots_per_rank=8, cadence=Cadence(0, 0.0)).start()
     job.stage(0, ONE)
