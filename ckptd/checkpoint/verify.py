@@ -6,23 +6,18 @@ Reads only, with the page cache, one block in memory at a time. Damage is report
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-import msgspec
-
+from ckptd.checkpoint.report import Report, ignore
+from ckptd.checkpoint.verify_image import Part, Whose, check_image, check_parts
 from ckptd.checkpoint.verify_index import index_problem
 from ckptd.checkpoint.verify_parity import check_parity, strangers
 from ckptd.shared.base.errors import DamagedError, IntegrityError
-from ckptd.shared.base.ids import SaveId, file_name, is_job_name, parse_dirname, parse_partial_dirname
+from ckptd.shared.base.ids import file_name, is_job_name, parse_dirname, parse_partial_dirname
 from ckptd.shared.files.regular import open_regular
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.committed import EVERYTHING, INCARNATIONS_DIR, TRASH_PREFIX, Opened, open_committed
-from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks
 from ckptd.shared.format.dropped import dropped_by
-from ckptd.shared.format.header import MAX_HEADER_NBYTES, check_header
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
-from ckptd.shared.format.layout import Layout, decode_leaves, file_layouts
 from ckptd.shared.format.manifest import (
     COMMITTED,
     LINKED,
@@ -32,7 +27,6 @@ from ckptd.shared.format.manifest import (
     UNPUBLISHED,
     FileRecord,
     StockFile,
-    layout_of,
 )
 from ckptd.shared.format.packed_layout import Known, parted
 from ckptd.shared.format.replica_attestations import compared, doubt
@@ -40,7 +34,7 @@ from ckptd.shared.format.root_names import has_records, is_manifest
 from ckptd.shared.format.save_metadata import metadata_in
 from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals, is_page
-from ckptd.shared.format.stored_files import StoredFile, StoredFiles, read_exactly, read_some
+from ckptd.shared.format.stored_files import StoredFile, StoredFiles, read_some
 from ckptd.shared.stores.directory import OpenedFile
 from ckptd.shared.stores.kinds import absolute, open_files, real
 from ckptd.shared.torchfile.metadata_read import stranger_in
@@ -49,70 +43,7 @@ from ckptd.system.files import is_temp
 _RECORDS = frozenset({COMMITTED, SETS_DIR, UNPUBLISHED, LINKED})
 
 
-class Problem(msgspec.Struct, frozen=True):
-    """Something wrong in one file, or in one block of it: bytes start to stop, of which block is the index."""
-
-    path: str
-    what: str
-    block: int | None = None
-    start: int = 0
-    stop: int = 0
-
-    def __str__(self) -> str:
-        place = "" if self.block is None else f" block {self.block} (bytes {self.start} to {self.stop - 1}):"
-        return f"{self.path}:{place} {self.what}"
-
-
-class Whose(NamedTuple):
-    """The save, if known, and the number of ranks; and what ranks have alike of their layouts."""
-
-    save: SaveId | None
-    world_size: int
-    known: Known
-
-
-def _ignore(_nbytes: int) -> None:
-    return None
-
-
-@dataclass
-class Report:
-    """What a check found. notes are no damage: unfinished saves, leftovers, slots without digests yet."""
-
-    path: str
-    checked: list[str] = field(default_factory=list)  # checkpoints and slots
-    files: int = 0
-    nbytes: int = 0
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    progress: Callable[[int], None] = _ignore  # called with the bytes checked so far
-    integrity: Integrity = XXH3  # how all of it must be proved
-    _named: set[str] = field(default_factory=set)  # files with a problem
-
-    @property
-    def ok(self) -> bool:
-        """Whether something was checked and nothing is wrong."""
-        return bool(self.checked) and not self.problems
-
-    def problem(self, path: str, what: str, block: tuple[int, int] | None = None) -> None:
-        """Adds a problem of a file, or of the block of it that starts and stops there."""
-        self._named.add(path)
-        if block is None:
-            self.problems.append(Problem(path, what.removeprefix(f"{path}: ")))
-        else:
-            self.problems.append(Problem(path, what, block[0] // BLOCK_NBYTES, *block))
-
-    def names(self, path: str) -> bool:
-        """Whether a problem of this file is known."""
-        return path in self._named
-
-    def read(self, nbytes: int) -> None:
-        """Counts bytes as checked."""
-        self.nbytes += nbytes
-        self.progress(self.nbytes)
-
-
-def verify_path(path: str, progress: Callable[[int], None] = _ignore, integrity: Integrity = XXH3) -> Report:
+def verify_path(path: str, progress: Callable[[int], None] = ignore, integrity: Integrity = XXH3) -> Report:
     """Check of whatever path is: a checkpoint, a job's directory, a store, or an arena."""
     path = _real(path)
     report = Report(path, progress=progress, integrity=integrity)
@@ -189,32 +120,44 @@ def _verify_job(path: str, report: Report) -> None:
 
 
 def _verify_checkpoint(path: str, report: Report) -> None:
+    opened = verify_records(path, report)
+    if opened is None:
+        return
+    said = opened.manifest or next(iter(opened.votes), None)
+    whose = Whose(said.save, said.world_size, Known()) if said else Whose(None, 1, Known())
+    for record in opened.records:
+        check_image(opened.files, record, whose, report)
+    _check_parity(opened, report)
+
+
+def verify_records(path: str, report: Report) -> Opened | None:
+    """Checks all of the checkpoint at path but the blocks of images and of parity.
+
+    None: it is proved in another way than asked for, and of the rest nothing can be said.
+    """
     report.checked.append(path)
     files = open_files(path, report.integrity)
     opened = Opened(files)
     for found in open_committed(opened, EVERYTHING):
-        if isinstance(found.cause, IntegrityError):  # proved in another way: of the rest nothing can be said
+        if isinstance(found.cause, IntegrityError):
             report.problem(found.path, f"{found.what}; {found.cause.hint}")
-            return
+            return None
         report.problem(found.path, found.what)
     manifest = opened.manifest
-    said = manifest or next(iter(opened.votes), None)
-    whose = Whose(said.save, said.world_size, Known()) if said else Whose(None, 1, Known())
-    for record in opened.records:
-        _check_image(files, record, whose, report)
     for stock in manifest.stock if manifest else ():
         _check_stock(files, stock, report)
     if index := manifest and manifest.index:
         report.read(index.nbytes)
         if wrong := index_problem(opened):
             report.problem(files.where(index.name), wrong)
-    _check_parity(opened, report)
     outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS, STOCK_FILES}
     images = {extent.name for record in opened.records for extent in record.extents()}
     _check_names(opened, images | outputs | ({index.name} if index else set()), report)
     _check_sums(opened, report)
+    report.notes += strangers(files, opened.parity, manifest)
     doubted = doubt(manifest.replicas) if manifest else ""
     report.notes += [f"{path}: {doubted}"] if doubted else []
+    return opened
 
 
 def _check_sums(opened: Opened, report: Report) -> None:
@@ -251,12 +194,7 @@ def _check_names(opened: Opened, expected: set[str], report: Report) -> None:
 def _check_parity(opened: Opened, report: Report) -> None:
     files, records = opened.files, opened.parity
     report.files += len(records)
-    for found in check_parity(files, records):
-        if isinstance(found, int):
-            report.read(found)
-        elif found[2] is not None or not report.names(found[0]):
-            report.problem(*found)
-    report.notes += strangers(files, records, opened.manifest)
+    report.take(check_parity(files, records))
 
 
 def _check_stock(files: StoredFiles, stock: StockFile, report: Report) -> None:
@@ -275,103 +213,6 @@ def _check_stock(files: StoredFiles, stock: StockFile, report: Report) -> None:
         return
     if stranger:
         report.problem(path, f"no metadata of torch: {stranger}; do not load it with a reader that unpickles")
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A file of an image, or the slot that holds all of it. Bytes are counted in the image."""
-
-    path: str
-    start: int
-    nbytes: int
-    stop: int  # where the next one begins, after zeros
-    file: StoredFile
-
-
-def _check_image(files: StoredFiles, record: FileRecord, whose: Whose, report: Report) -> None:
-    """All files of a rank, and what they should be together."""
-    with contextlib.ExitStack() as stack:
-        parts = []
-        extents = record.extents()
-        stops = [*(extent.start for extent in extents[1:]), record.nbytes]
-        for (name, start, nbytes), stop in zip(extents, stops, strict=True):
-            where = files.where(name)
-            report.files += 1
-            try:
-                file = stack.enter_context(contextlib.closing(files.open(name, cached=True)))
-                found = file.nbytes
-            except OSError as error:
-                if not report.names(where):
-                    report.problem(where, error.strerror or str(error))
-                continue
-            if found != nbytes and not report.names(where):
-                report.problem(where, f"{found} bytes, should be {nbytes}")
-            parts.append(_Part(where, start, nbytes, stop, file))
-        _check_parts(parts, record, whose, report)
-
-
-def _check_parts(parts: list[_Part], record: FileRecord, whose: Whose, report: Report) -> None:
-    """Blocks, and the rank's own account of the files against them and its record."""
-    if not parts:
-        return
-    _check_blocks(parts, record, report)
-    try:
-        layout = layout_of(record, whose.world_size, where=parts[0].path, known=whose.known)
-        decode_leaves(record.leaves, where=parts[0].path)
-    except DamagedError as error:
-        report.problem(parts[0].path, str(error))
-        return
-    if whose.save is None:
-        return
-    for start, own in file_layouts(layout):
-        for part in parts:
-            if part.start <= start < part.stop and 0 < own.header_nbytes <= MAX_HEADER_NBYTES:
-                _check_header(part, start, own, whose.save, report)
-
-
-def _check_blocks(parts: list[_Part], record: FileRecord, report: Report) -> None:
-    """Every block that the record has a digest for. Those of which a file is missing have been reported with it."""
-    if not record.digests:
-        return  # a slot that is not digested yet
-    buffer = memoryview(bytearray(min(BLOCK_NBYTES, max(record.nbytes, 1))))
-    ended = set[str]()  # files that are shorter than the record says: of a large one thousands of blocks are missing
-    for index, (start, stop) in enumerate(blocks(record.nbytes)):
-        inside = [part for part in parts if part.start < stop and start < part.stop]
-        if sum(min(part.stop, stop) - max(part.start, start) for part in inside) < stop - start:
-            continue
-        if not ended.isdisjoint(part.path for part in inside):
-            continue
-        at = inside[0]
-        block = (start, stop)
-        try:
-            for at in inside:
-                first, end, last = max(at.start, start), min(at.stop, stop), min(at.start + at.nbytes, stop)
-                buffer[max(first, last) - start : end - start] = bytes(end - max(first, last))
-                read_exactly(at.file, first - at.start, buffer[first - start : max(first, last) - start])
-        except EOFError:
-            ended.add(at.path)
-            after = ", and whatever comes after it in the file" if stop < at.stop else ""
-            report.problem(at.path, f"missing{after}", block)
-            continue
-        except OSError as error:
-            report.problem(at.path, f"cannot be read: {error}", block)
-            continue
-        if (
-            report.integrity.digest(buffer[: stop - start])
-            != record.digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]
-        ):
-            others = f" (of it and of {', '.join(p.path for p in inside[1:])})" if inside[1:] else ""
-            report.problem(inside[0].path, f"digest does not match, the bytes are damaged{others}", block)
-        report.read(stop - start)
-
-
-def _check_header(part: _Part, start: int, layout: Layout, save: SaveId, report: Report) -> None:
-    """The safetensors header at start of the image."""
-    try:
-        found = read_some(part.file, start - part.start, layout.header_nbytes)
-        check_header(found, layout, save, where=part.path)
-    except (OSError, DamagedError) as error:
-        report.problem(part.path, str(error))
 
 
 # -- a slot --
@@ -429,4 +270,4 @@ def _check_slot(file: StoredFile, path: str, seal: Seal, report: Report) -> None
         raw=seal.raw,
     )
     whose = Whose(seal.save, seal.world_size, Known())
-    _check_parts([_Part(path, 0, seal.image_nbytes, seal.image_nbytes, file)], record, whose, report)
+    check_parts([Part(path, 0, seal.image_nbytes, seal.image_nbytes, file)], record, whose, report)

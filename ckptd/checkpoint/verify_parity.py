@@ -1,10 +1,13 @@
 """The drained parity of a checkpoint, held against the votes: every record and every block."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 
 from ckptd.checkpoint.repair.checkpoint import read_record
 from ckptd.checkpoint.repair.files import OpenFiles, block_buffer
+from ckptd.checkpoint.report import Found
+from ckptd.checkpoint.verify_image import EVERY_BLOCK
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.committed import vote_places
 from ckptd.shared.format.digest import DIGEST_NBYTES, blocks
@@ -13,11 +16,14 @@ from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.system.files import is_temp
 
-Found = tuple[str, str, tuple[int, int] | None]  # location, what is wrong, which bytes
 
+def check_parity(
+    files: StoredFiles, records: Sequence[ParityRecord], span: range = EVERY_BLOCK
+) -> Iterator[Found | int]:
+    """What is wrong with the files of these records, and after each block its bytes. Reads only.
 
-def check_parity(files: StoredFiles, records: Sequence[ParityRecord]) -> Iterator[Found | int]:
-    """What is wrong with the files of these records, and after each block its bytes. Reads only."""
+    span: only these blocks, by number; what concerns a file as a whole is said with the first of all.
+    """
     buffer = block_buffer() if records else memoryview(b"")
     with OpenFiles(files) as opened:
         for record in records:
@@ -27,14 +33,16 @@ def check_parity(files: StoredFiles, records: Sequence[ParityRecord]) -> Iterato
                 nbytes = files.size(name)
                 table = read_record(files, record).table
             except FileNotFoundError:
-                yield path, "missing", None
+                if span.start == 0:
+                    yield path, "missing", None
                 continue
             except (OSError, DamagedError) as error:
-                yield path, str(error), None
+                if span.start == 0:
+                    yield path, str(error), None
                 continue
-            if nbytes != record.file_nbytes:
+            if nbytes != record.file_nbytes and span.start == 0:
                 yield path, f"{nbytes} bytes, should be {record.file_nbytes}", None
-            for index, (start, stop) in enumerate(blocks(record.nbytes)):
+            for index, (start, stop) in itertools.islice(enumerate(blocks(record.nbytes)), span.start, span.stop):
                 block = buffer[: stop - start]
                 try:
                     opened.read(name, start, block)

@@ -5,7 +5,8 @@ import time
 import click
 import msgspec
 
-from ckptd.checkpoint.verify import Problem, Report, verify_path
+from ckptd.checkpoint.report import Problem, Report
+from ckptd.checkpoint.verify import verify_path
 from ckptd.cli import common
 from ckptd.cli.counting import counting
 from ckptd.shared.base.errors import UsageError

@@ -11,6 +11,7 @@ from ckptd.shared.protocol.journal import Entry, RunBegan
 from ckptd.shared.protocol.messages import Reply, Tier
 from ckptd.shared.protocol.node_messages import Message
 from ckptd.shared.protocol.parity_types import ParityChunk
+from ckptd.shared.protocol.scrubbing import Place
 from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 
 
@@ -302,6 +303,46 @@ class AnnounceStep(Action, frozen=True, kw_only=True):
     session: Session
     ranks: tuple[int, ...]
     step: int
+
+
+class ScrubBlock(Action, frozen=True, kw_only=True):
+    """Read a block of what lies in the arena and compare it with its digest; answered by BlockScrubbed.
+
+    Of the slot ``name``, or, where that is empty, of the parity of the save and epoch. ``block`` -1: a slot's tail.
+    """
+
+    name: str
+    save: SaveId
+    epoch: int
+    block: int
+
+
+class CopyBlock(Action, frozen=True, kw_only=True):
+    """Have a block of the slot's image from the committed checkpoint on the store; answered by BlockCopied."""
+
+    name: str
+    save: SaveId
+    rank: int
+    block: int
+
+
+class ScrubPiece(Action, frozen=True, kw_only=True):
+    """Read about nbytes of a committed checkpoint and check them; answered by PieceScrubbed."""
+
+    save: SaveId
+    place: Place
+    nbytes: int
+
+
+class Mend(Action, frozen=True, kw_only=True):
+    """Write damaged images of a committed checkpoint again, from these slots where they are sound, else from parity.
+
+    Answered by MendEnded. ``slots``: rank and slot.
+    """
+
+    save: SaveId
+    ranks: tuple[int, ...]
+    slots: tuple[tuple[int, str], ...]
 
 
 class Note(Action, frozen=True, kw_only=True):

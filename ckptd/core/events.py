@@ -6,6 +6,7 @@ Other nodes send some of them too. Messages between nodes are in ckptd.shared.pr
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId, Step
 from ckptd.shared.format.manifest import ParityRecord
@@ -25,6 +26,7 @@ from ckptd.shared.protocol.node_messages import (
 )
 from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.protocol.read_tree import ExchangeAddress
+from ckptd.shared.protocol.scrubbing import Place
 from ckptd.shared.protocol.segments import Wanted
 from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 
@@ -398,6 +400,50 @@ class StepReached(Event, frozen=True, kw_only=True):
     session: str
     step: Step
     ago_s: float = 0.0
+
+
+class BlockScrubbed(Event, frozen=True, kw_only=True):
+    """A block that lies in the arena was read. ``damage`` not empty: it is not as its digest says, and that is sure.
+
+    ``gone``: the slot holds something else by now, or nothing. ``last``: no block follows.
+    """
+
+    name: str
+    save: SaveId
+    nbytes: int = 0
+    last: bool = False
+    damage: str = ""
+    gone: bool = False
+
+
+class BlockCopied(Event, frozen=True, kw_only=True):
+    """The block in the slot is the store's, and proved; or ``problem``."""
+
+    name: str
+    save: SaveId
+    problem: str = ""
+
+
+class Harm(NamedTuple):
+    """What is wrong with a file of a checkpoint on the store. ``rank`` None: it is no image."""
+
+    path: str
+    what: str
+    rank: int | None = None
+
+
+class PieceScrubbed(Event, frozen=True, kw_only=True):
+    """A piece of a checkpoint on the store was read. ``next``: where to go on; None: that was the rest.
+
+    ``gone``: it is not there any more. ``problem``: the store did not answer, and nothing is known.
+    """
+
+    save: SaveId
+    next: Place | None = None
+    nbytes: int = 0
+    harms: tuple[Harm, ...] = ()
+    gone: bool = False
+    problem: str = ""
 
 
 class CheckpointRemoved(Event, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from ckptd.core.coordinator.journal import Journal
 from ckptd.core.links import Links
 from ckptd.core.node.node import JobNode
 from ckptd.core.policy import Policy
+from ckptd.core.scrub.scrub import Paces, Scrub
 from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.messages import Done, Refused
@@ -29,6 +30,7 @@ class Job:
     coordinator: Coordinator
     links: Links
     journal: Journal
+    scrub: Scrub
 
 
 class Catalogue:
@@ -38,6 +40,7 @@ class Catalogue:
         self.node = node
         self.policy = policy
         self.jobs: dict[JobKey, Job] = {}
+        self._paces = Paces(policy)
         self._numbers: dict[JobKey, int] = {}  # the largest of each job, also of one of which nothing is left here
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
@@ -61,7 +64,7 @@ class Catalogue:
     def _tick(self, job: Job, out: list[Action], now: float) -> None:
         inbox: deque[ev.Event] = deque()
         due = job.coordinator.tick(now)
-        actions = [*due, *job.journal.follow(None, due, now), *job.node.tick(now)]
+        actions = [*due, *job.journal.follow(None, due, now), *job.node.tick(now), *job.scrub.tick(now)]
         self._route(job.node.job, actions, inbox, out)
         self._deliver(inbox, out, now)
 
@@ -129,7 +132,7 @@ class Catalogue:
 
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""
-        times = [at for job in self.jobs.values() for at in (job.coordinator.due.at, job.node.due.at)]
+        times = [at for job in self.jobs.values() for at in (job.coordinator.due.at, job.node.due.at, job.scrub.due)]
         return min((at for at in times if at is not None), default=None)
 
     @property
@@ -151,7 +154,8 @@ class Catalogue:
             links = Links(self.node)
             node = JobNode(key, self.node, self.policy, number, links)
             coordinator = Coordinator(key, self.node, self.policy, number, links)
-            self.jobs[key] = Job(node, coordinator, links, Journal(coordinator))
+            scrub = Scrub(node, coordinator, links, self.policy, self._paces, self._no_drain)
+            self.jobs[key] = Job(node, coordinator, links, Journal(coordinator), scrub)
         return self.jobs[key]
 
     def _deliver(self, inbox: deque[ev.Event], out: list[Action], now: float) -> list[Action]:
@@ -171,6 +175,7 @@ class Catalogue:
                 self._route(event.job, [*actions, *job.journal.follow(event, actions, now)], inbox, out)
             if kind in job.node.events or kind in job.node.orders:
                 self._route(event.job, job.node.handle(event), inbox, out)
+            self._route(event.job, job.scrub.follow(event, now), inbox, out)
             if isinstance(event, ev.SessionOpened) and job.node.coordinator != self.node:
                 job.coordinator.retire(event.incarnation)
                 self._route(event.job, job.journal.follow(event, [], now), inbox, out)
@@ -180,6 +185,10 @@ class Catalogue:
             if isinstance(action, ForgetJob):
                 self.jobs.pop(action.job, None)
         return out
+
+    def _no_drain(self) -> bool:
+        """Whether nothing is being written to a store."""
+        return not any(job.node.drain.at_work or job.coordinator.facts.active for job in self.jobs.values())
 
     def _coordinates_others(self, key: JobKey) -> bool:
         """Whether ranks or memory of other nodes depend on this daemon, though nothing of the job is here."""

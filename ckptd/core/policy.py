@@ -27,6 +27,10 @@ class Policy:
     parity_wait_s: float = 30.0  # how long a vote waits for it
     outside_wait_s: float = 3.0  # for nodes that the job has left to say what lies there
     relayed_from: int = RELAYED_FROM  # nodes of a job: leaders of groups pass packets on; the same on all nodes
+    scrub_memory: int = 0  # bytes/s; 0: never
+    scrub_memory_every_s: float = 3600.0
+    scrub_store: int = 0
+    scrub_store_every_s: float = 86400.0
     arena: str = ""  # of this node, for commands that a user is given to type
     client_started: bool = False  # nobody but a client will start the daemon again
 

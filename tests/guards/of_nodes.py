@@ -29,7 +29,7 @@ _DAMAGE = (
         "links.py::test_a_flipped_bit_on_the_wire_is_never_in_the_parity",
     ),
     _row(
-        "verify-compares-digests", "ckptd/checkpoint/verify.py",
+        "verify-compares-digests", "ckptd/checkpoint/verify_image.py",
         'report.problem(inside[0].path, f"digest', '_ = (inside[0].path, f"digest',
         "integrity.py::test_staged_protected_durable_and_back_by_each_tier",
     ),

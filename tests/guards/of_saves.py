@@ -17,7 +17,7 @@ _BYTES = (
         "bit_flips.py::test_arena_and_store_both_damaged_name_both",
     ),
     _row(
-        "verify-reads-every-block", "ckptd/checkpoint/verify.py",
+        "verify-reads-every-block", "ckptd/checkpoint/verify_image.py",
         'report.problem(inside[0].path, f"digest', '_ = (inside[0].path, f"digest',
         "bit_flips.py::test_a_bit_in_a_committed_file_falls_back_to_an_older_step[block 1]",
         "bit_flips.py::test_no_bit_of_a_checkpoint_is_missed_by_verify",

@@ -124,6 +124,7 @@ class Coordinator:
             **dict.fromkeys((ev.Drained, ev.VoteWritten), self._voted),
             ev.LoadsAsked: self._load_asked,
             ev.LoadsReported: lambda _, event, _now: self.restores.reported(event),
+            **dict.fromkeys((ev.ScrubFound, ev.MendEnded), lambda *_: []),  # of the scrub alone
         }
 
     # --- what follows from the facts

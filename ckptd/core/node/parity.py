@@ -42,6 +42,24 @@ class Protection:
         )  # runs that are not the job's: their parity stays until it is given up
 
     @property
+    def encodes(self) -> bool:
+        """Whether an encode runs here."""
+        return self._running is not None
+
+    def make_again(self, key: Key) -> list[Action]:
+        """What is sealed is damaged: made again from the same columns, where the newest protected save needs it.
+
+        Nothing where it does not, or another encode runs. The outcome is an Encoded, as of any.
+        """
+        chunk, ordered = self.chunks.get(key), self.ordered
+        if chunk is None or self.encodes or key != self.newest or key == self.copying:
+            return []
+        if ordered is not None and ordered not in self.chunks:
+            return []  # a newer one goes first
+        self._running = self.chunks.pop(key)
+        return [DropChunk(job=self._job, save=key[0], epoch=key[1]), Encode(job=self._job, chunk=chunk)]
+
+    @property
     def wanted(self) -> set[SaveId]:
         """Saves whose slots must stay: being encoded, or needed when a node of the set is lost."""
         return {key[0] for key in self.chunks} | {key[0] for key in (self.ordered, self.newest) if key is not None}

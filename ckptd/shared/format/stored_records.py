@@ -120,6 +120,10 @@ class StoredRecords(Sequence[FileRecord]):
         """The vote from which the rank's record is read."""
         return self._vote(self._number_of(rank))
 
+    def vote_at(self, number: int) -> Vote:
+        """A vote by its place in the manifest. Raises as reading a record of it does."""
+        return self._vote(number)
+
     def _number_of(self, rank: int) -> int:
         return self._numbers[bisect.bisect_right(self._firsts, rank) - 1]
 

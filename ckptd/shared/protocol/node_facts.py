@@ -385,9 +385,32 @@ class FormerNodeReported(Event, frozen=True, kw_only=True, tag="former-node-repo
     store_id: AnyStore = ""  # to which the job was saved last, as the node knows
 
 
+class ScrubFound(Event, frozen=True, kw_only=True, tag="scrub-found"):
+    """A scrub of the sender's node has found damage. ``mended``: from where it was made good; empty: it is not.
+
+    ``tier``: arena: a slot; rebuilt: parity in memory; pfs: a file of a committed checkpoint. ``rank`` None: of
+    no rank.
+    """
+
+    save: SaveId
+    tier: Tier
+    rank: Rank | None = None
+    what: Text
+    mended: Text = ""
+
+
+class MendEnded(Event, frozen=True, kw_only=True, tag="mend-ended"):
+    """What became of MendOrdered: ``how`` the images are sound again; of ``lost`` they are not, and ``problem`` why."""
+
+    save: SaveId
+    lost: Ranks = ()
+    how: Text = ""
+    problem: Text = ""
+
+
 # All that a peer can say of itself: a Report of anything else is refused.
 Fact = (
     NodeAttached | RanksFound | RanksGone | RankDetached | SegmentsStaged | SaveSkipped | DrainAsked | PreemptAsked
     | StepsRead | SlotsAwaited | LoadsAsked | LoadsReported | SegmentsReleased | SegmentFetched | SegmentsGathered
-    | Encoded | Drained | VoteWritten | NodeHas | FormerNodeReported
+    | Encoded | Drained | VoteWritten | NodeHas | FormerNodeReported | ScrubFound | MendEnded
 )  # fmt: skip

@@ -234,6 +234,16 @@ class ForeignRuns(NodeMessage, frozen=True, kw_only=True, tag="foreign-runs"):
     disputed: Annotated[tuple[Run, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()  # of these; never given up with time
 
 
+class MendOrdered(NodeMessage, frozen=True, kw_only=True, tag="mend-ordered"):
+    """Images of these ranks are damaged on the store: write them again, from memory or from parity there.
+
+    Answered by MendEnded.
+    """
+
+    save: SaveId
+    ranks: Ranks
+
+
 class JobReleased(NodeMessage, frozen=True, kw_only=True, tag="job-released"):
     """Nothing of the job is needed in memory any more."""
 
@@ -241,5 +251,5 @@ class JobReleased(NodeMessage, frozen=True, kw_only=True, tag="job-released"):
 Order = (
     SessionOpened | SessionRefused | SessionWaits | AnnounceOrdered | SaveStaged | SaveWaits | EncodeOrdered
     | SaveProtected | SavesObsolete | SaveEnded | DrainOrdered | DrainDropped | PreemptOrdered | FetchOrdered
-    | LoadOrdered | GatherOrdered | LoadRefused | ForeignRuns | JobReleased
+    | LoadOrdered | GatherOrdered | LoadRefused | ForeignRuns | MendOrdered | JobReleased
 )  # fmt: skip

@@ -76,6 +76,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     drain_parity: Annotated[
         bool, Meta(description="write parity to the store too, so that ckptd rebuild PATH can mend a checkpoint there")
     ] = False
+    scrub_memory: Annotated[
+        int, Meta(ge=0, extra=_SIZE, description="bytes/s at which idle slots are read again and verified; 0: never")
+    ] = 4 << 20
+    scrub_memory_every_s: Annotated[
+        float, Meta(gt=0, extra=_DURATION, description="how long after that they are read again")
+    ] = 3600.0
+    scrub_store: Annotated[
+        int, Meta(ge=0, extra=_SIZE, description="bytes/s at which committed checkpoints are read again; 0: never")
+    ] = 0
+    scrub_store_every_s: Annotated[
+        float, Meta(gt=0, extra=_DURATION, description="how long after that they are read again")
+    ] = 86400.0
     node: Annotated[
         str,
         Meta(

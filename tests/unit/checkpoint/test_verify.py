@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from ckptd.checkpoint import verify
+from ckptd.checkpoint.report import Report
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.manifest import COMMITTED, StockObjects, make_manifest
@@ -46,7 +47,7 @@ def flip(path: Path | str, at: int, bit: int = 0) -> None:
         file.write(bytes([byte ^ (1 << bit)]))
 
 
-def words(report: verify.Report) -> str:
+def words(report: Report) -> str:
     return "\n".join(map(str, report.problems))
 
 

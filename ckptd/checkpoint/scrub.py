@@ -1,0 +1,104 @@
+"""A committed checkpoint read again piece by piece, past the page cache: each piece is checked as ``verify`` does it.
+
+Where a piece ends is a ``Place``, from which the next one goes on, in another process too. A checkpoint that is removed
+meanwhile is no finding, nor is a store that does not answer.
+"""
+
+from typing import NamedTuple
+
+from ckptd.checkpoint.report import Problem, Report
+from ckptd.checkpoint.verify import verify_records
+from ckptd.checkpoint.verify_image import Whose, check_image
+from ckptd.checkpoint.verify_parity import check_parity
+from ckptd.shared.base.errors import CkptdError, DamagedError
+from ckptd.shared.format.committed import open_records
+from ckptd.shared.format.digest import BLOCK_NBYTES, block_count
+from ckptd.shared.format.integrity import Integrity
+from ckptd.shared.format.packed_layout import Known
+from ckptd.shared.format.stored_records import StoredRecords
+from ckptd.shared.protocol.scrubbing import Place
+from ckptd.shared.stores.kinds import open_files, real
+
+
+class Piece(NamedTuple):
+    """What was read. next: where to go on; None: that was the rest. gone: the checkpoint is not there any more."""
+
+    next: Place | None
+    nbytes: int
+    problems: list[Problem]
+    gone: bool = False
+
+
+def scrub_piece(path: str, at: Place, nbytes: int, integrity: Integrity) -> Piece:
+    """Checks about nbytes of the checkpoint at path, a block at least, from ``at`` on. Blocks; one block in memory.
+
+    Raises OSError, CkptdError when the store does not answer: then nothing is known of what was to be read.
+    """
+    path = real(path)
+    report = Report(path, integrity=integrity, cached=False)
+    after = _Pass(path, report).run(at, nbytes)
+    if report.problems and not _is_there(path, integrity):
+        return Piece(None, report.nbytes, [], gone=True)
+    return Piece(after, report.nbytes, report.problems)
+
+
+def _is_there(path: str, integrity: Integrity) -> bool:
+    """Whether the directory is: a removal takes its name first. Raises OSError: then the store is what is wrong."""
+    try:
+        open_files(path, integrity).names()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+class _Pass:
+    """Parts of a checkpoint: 0 all records, then each rank's image, then the parity of each vote."""
+
+    def __init__(self, path: str, report: Report) -> None:
+        self._path, self._report = path, report
+
+    def run(self, at: Place, nbytes: int) -> Place | None:
+        """The place after about nbytes; None: that was all."""
+        stop = self._report.nbytes + max(1, nbytes)
+        if at.part == 0:
+            if verify_records(self._path, self._report) is None:
+                return None
+            at = Place(1, 0)
+        try:
+            records = open_records(open_files(self._path, self._report.integrity))
+        except (CkptdError, OSError) as error:
+            self._unopened(error)
+            return None
+        parts = 1 + len(records) + len(records.manifest.votes)
+        while at.part < parts and self._report.nbytes < stop:
+            count = max(1, (stop - self._report.nbytes) // BLOCK_NBYTES)
+            at = self._read(records, at, count)
+        return at if at.part < parts else None
+
+    def _unopened(self, error: CkptdError | OSError) -> None:
+        """Has been said with the first piece, unless it was damaged since."""
+        where = self._path
+        if not self._report.problems:
+            self._report.problem(where, str(error).removeprefix(f"{where}: "))
+
+    def _read(self, records: StoredRecords, at: Place, count: int) -> Place:
+        span, rank = range(at.block, at.block + count), at.part - 1
+        try:
+            nbytes = self._image(records, rank, span) if rank < len(records) else self._parity(records, at, span)
+        except DamagedError as error:  # of a vote
+            nbytes = 0
+            if not any(problem.what in str(error) for problem in self._report.problems):
+                self._report.problem(self._path, error.message.removeprefix(f"{self._path}: "))
+        return Place(at.part, span.stop) if span.stop < block_count(nbytes) else Place(at.part + 1, 0)
+
+    def _image(self, records: StoredRecords, rank: int, span: range) -> int:
+        record, manifest = records[rank], records.manifest
+        check_image(records.files, record, Whose(manifest.save, len(records), Known()), self._report, span)
+        return record.nbytes
+
+    def _parity(self, records: StoredRecords, at: Place, span: range) -> int:
+        parity = records.vote_at(at.part - 1 - len(records)).parity
+        if parity is None:
+            return 0
+        self._report.take(check_parity(records.files, [parity], span))
+        return parity.nbytes

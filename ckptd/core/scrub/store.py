@@ -1,0 +1,174 @@
+"""A job's committed checkpoints read again on the store, by its coordinator: what next, who mends it. Pure.
+
+Each image is written again by a node that has it in memory, else by this one from parity that lies beside it. What is
+no image is said and left.
+"""
+
+from collections.abc import Callable
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, ScrubPiece, ToNode
+from ckptd.core.coordinator.coordinator import Coordinator
+from ckptd.core.coordinator.save_states import State
+from ckptd.core.coordinator.scrub_order import Pace, Read, due_at, next_of
+from ckptd.core.coordinator.scrub_states import STORE_SCRUB, StoreOn, StoreScrubbing
+from ckptd.core.scrub.findings import Findings
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.digest import BLOCK_NBYTES
+from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.protocol.scrubbing import BEGIN, Place
+
+PAUSE_S = 5.0  # while something else is going on
+SILENT_S = 60.0  # after a store that did not answer
+MEND_S = 3600.0  # how long a node may take to write files again
+_PIECE_NBYTES = 16 * BLOCK_NBYTES  # at most: about a second's worth
+
+
+class StoreScrub:
+    """Of one job, at its coordinator. quiet: whether no job of this daemon has the store write."""
+
+    def __init__(
+        self, coordinator: Coordinator, findings: Findings, pace: Pace, every_s: float, quiet: Callable[[], bool]
+    ) -> None:
+        self._job, self._coordinator, self._quiet = coordinator.job, coordinator, quiet
+        self._findings, self._pace, self._every_s = findings, pace, every_s
+        self.state: StoreScrubbing | None = None
+        self.nbytes = 0
+        self.last: float | None = None  # when a checkpoint was read to its end
+        self._read: dict[SaveId, Read] = {}
+        self._new_at: dict[SaveId, float] = {}  # when it was committed here: then it was sound
+        self._at: tuple[SaveId, Place] | None = None  # what is read or mended
+        self._after: Place | None = None  # where to go on once it is mended
+        self._harms: dict[int, ev.Harm] = {}  # being mended, by rank
+        self._asked: dict[str, tuple[int, ...]] = {}  # nodes that have not answered, for which ranks
+        self._until: float | None = None
+        self._not_before = float("-inf")
+
+    def is_new(self, save: SaveId, now: float) -> None:
+        """It was committed now."""
+        self._new_at[save] = now
+
+    def _saves(self) -> dict[SaveId, Read]:
+        """Newest first: a load would take that."""
+        found = sorted(self._coordinator.facts.on_store, reverse=True)
+        self._new_at = {save: at for save, at in self._new_at.items() if save in found}
+        self._read = {save: self._read.get(save, Read(self._new_at.get(save))) for save in found}
+        return self._read
+
+    def _is_quiet(self) -> bool:
+        facts = self._coordinator.facts
+        stages = facts.of(State.STAGING, State.QUEUED)
+        return self._quiet() and not stages and self._coordinator.restores.running is None
+
+    # --- what is read next
+
+    def due(self) -> float | None:
+        """When ``turn`` has something to do; None: an answer is waited for, or there is nothing to read."""
+        if self.state is StoreScrubbing.MENDING:
+            return self._until
+        if self.state is not None or not self._pace.bytes_per_s or not self._coordinator.facts.ready:
+            return None
+        first = min((due_at(read, self._every_s) for read in self._saves().values()), default=None)
+        return None if first is None else max(first, self._pace.free_at, self._not_before)
+
+    def turn(self, now: float) -> list[Action]:
+        """Something is due."""
+        if self.state is StoreScrubbing.MENDING:
+            return self._late(now)
+        if not self._is_quiet():
+            self._not_before = now + PAUSE_S
+            return []
+        save = next_of(self._saves(), now, self._every_s)
+        if save is None or not self._move(StoreOn.DUE):
+            return []
+        place = self._read[save].place or BEGIN
+        self._at = save, place
+        nbytes = max(BLOCK_NBYTES, min(self._pace.bytes_per_s, _PIECE_NBYTES))
+        return [ScrubPiece(job=self._job, save=save, place=place, nbytes=nbytes)]
+
+    def _move(self, on: StoreOn) -> bool:
+        step = STORE_SCRUB.step(self.state, on)
+        if step is None:
+            return False
+        self.state = step.after
+        return True
+
+    def _end(self, on: StoreOn) -> list[Action]:
+        self._move(on)
+        self._at = None
+        return []
+
+    # --- what came of it
+
+    def scrubbed(self, event: ev.PieceScrubbed, now: float) -> list[Action]:
+        """A piece was read."""
+        if self._at is None or self.state is not StoreScrubbing.READING:
+            return []
+        save = self._at[0]
+        self.nbytes += event.nbytes
+        self._pace.took(event.nbytes, now)
+        if event.problem:
+            self._not_before = now + SILENT_S
+            return self._end(StoreOn.SILENT)
+        if event.gone or save not in self._saves():
+            return self._end(StoreOn.GONE)
+        self._go_on(save, event.next, now)
+        images = {harm.rank: harm for harm in event.harms if harm.rank is not None}
+        others = [action for harm in event.harms if harm.rank is None for action in self._say(save, harm, "")]
+        if not images:
+            self._end(StoreOn.LOST if event.harms else StoreOn.SOUND)
+            return others
+        return [*others, *self._mend(save, images, now)]
+
+    def _go_on(self, save: SaveId, place: Place | None, now: float) -> None:
+        self._read[save] = Read(now, None) if place is None else self._read[save]._replace(place=place)
+        self.last = now if place is None else self.last
+
+    def _mend(self, save: SaveId, harms: dict[int, ev.Harm], now: float) -> list[Action]:
+        """Each image by a node that has it; those that none has here, from parity."""
+        if not self._move(StoreOn.IMAGES):
+            return []
+        facts = self._coordinator.facts
+        record = facts.records.get(save)
+        by_node: dict[str, list[int]] = {}
+        for rank in sorted(harms):
+            holders = record.held.get(rank, set()) & facts.links.up if record is not None else set()
+            node = facts.node if facts.node in holders or not holders else min(holders)
+            by_node.setdefault(node, []).append(rank)
+        self._harms, self._until = harms, now + MEND_S
+        self._asked = {node: tuple(ranks) for node, ranks in by_node.items()}
+        return [
+            ToNode(
+                job=self._job,
+                node=node,
+                message=ev.MendOrdered(job=self._job, node=facts.node, save=save, ranks=ranks),
+            )
+            for node, ranks in self._asked.items()
+        ]
+
+    def mended(self, node: str, event: ev.MendEnded) -> list[Action]:
+        """A node has written what it could."""
+        if self._at is None or event.save != self._at[0] or node not in self._asked:
+            return []
+        actions: list[Action] = []
+        for rank in self._asked.pop(node):
+            harm = self._harms.pop(rank)
+            lost = rank in event.lost or not event.how
+            harm = harm._replace(what=f"{harm.what}; {event.problem}") if lost and event.problem else harm
+            actions += self._say(event.save, harm, "" if lost else event.how)
+        if not self._asked:
+            self._end(StoreOn.ANSWERED)
+        return actions
+
+    def _late(self, now: float) -> list[Action]:
+        if self._at is None or self._until is None or now < self._until:
+            return []
+        save, harms, self._harms, self._asked = self._at[0], self._harms, {}, {}
+        self._end(StoreOn.LATE)
+        return [action for harm in harms.values() for action in self._say(save, harm, "")]
+
+    def _say(self, save: SaveId, harm: ev.Harm, by: str) -> list[Action]:
+        what = f"{harm.path}: {harm.what}"[:1000]
+        return self._findings.say(
+            ev.ScrubFound(job=self._job, save=save, tier=Tier.PFS, rank=harm.rank, what=what, mended=by)
+        )
