@@ -4,9 +4,10 @@ Where a piece ends is a ``Place``, from which the next one goes on, in another p
 meanwhile is no finding, nor is a store that does not answer.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-from ckptd.checkpoint.report import Problem, Report
+from ckptd.checkpoint.report import Problem, Report, ignore
 from ckptd.checkpoint.verify import verify_records
 from ckptd.checkpoint.verify_image import Whose, check_image
 from ckptd.checkpoint.verify_parity import check_parity
@@ -29,13 +30,15 @@ class Piece(NamedTuple):
     gone: bool = False
 
 
-def scrub_piece(path: str, at: Place, nbytes: int, integrity: Integrity) -> Piece:
+def scrub_piece(
+    path: str, at: Place, nbytes: int, integrity: Integrity, progress: Callable[[int], None] = ignore
+) -> Piece:
     """Checks about nbytes of the checkpoint at path, a block at least, from ``at`` on. Blocks; one block in memory.
 
     Raises OSError, CkptdError when the store does not answer: then nothing is known of what was to be read.
     """
     path = real(path)
-    report = Report(path, integrity=integrity, cached=False)
+    report = Report(path, integrity=integrity, cached=False, progress=progress)
     after = _Pass(path, report).run(at, nbytes)
     if report.problems and not _is_there(path, integrity):
         return Piece(None, report.nbytes, [], gone=True)

@@ -33,6 +33,7 @@ from ckptd.daemon.parity_executor import ParityExecutor
 from ckptd.daemon.rank_gateway import RankConnection, RankGateway, logout_warnings
 from ckptd.daemon.rank_socket import Incoming, RankSocket
 from ckptd.daemon.readiness import Readiness, readable
+from ckptd.daemon.scrubbing import ScrubExecutor
 from ckptd.daemon.status_service import Sources, StatusService
 from ckptd.daemon.step_marks import StepMarks
 from ckptd.daemon.stopping import Stopping
@@ -85,6 +86,7 @@ class Daemon:
         self._executor = self._make_executor(config)
         marks = StepMarks(arena.path, self._catalogue, self._handle)
         self._journals = Journals(arena.path, self._stores, self._known_stores, self._uses, marks)
+        self._scrubs = ScrubExecutor(arena, self._stores, self._known_stores, self._handle, config.scrub_store)
         self._bulk = BulkHost(self._arena, self._plane, config.bulk_port)
         self._encoding, self._fetching = Background(_PULLS, "encode"), Background(_PULLS, "fetch")
         self._protect = ParityExecutor(
@@ -228,7 +230,7 @@ class Daemon:
     @property
     def _backgrounds(self) -> tuple[Background, ...]:
         threads = (self._digesting, self._allocating, self._cleaning, self._encoding, self._fetching)
-        return (*threads, self._executor.boards.work)
+        return (*threads, self._executor.boards.work, self._scrubs.work)
 
     def _wait(self) -> None:
         """Sleeps until something is readable or due."""
@@ -393,8 +395,7 @@ class Daemon:
         """Which parts carry out which action, in this order."""
         executor, plane, protect = self._executor, self._plane, self._protect
         return {
-            **dict.fromkeys(executor.table, (executor.perform,)),
-            **dict.fromkeys(protect.table, (protect.perform,)),
+            **{kind: (part.perform,) for part in (executor, protect, self._scrubs) for kind in part.table},
             act.ToRank: (executor.hear, self._gateway.send),
             act.Note: (self._note,),
             act.KeepEntry: (self._journals.keep,),

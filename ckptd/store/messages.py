@@ -36,8 +36,9 @@ from ckptd.shared.protocol.journal import MAX_SEGMENTS
 from ckptd.shared.protocol.publication import MAX_INTENTS, Intent
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
 from ckptd.store.facts import CommitOutcome, Committer, OpenedStore, Scan, Taker
+from ckptd.store.scrub_messages import ScrubRequest, ScrubResult
 
-VERSION = 5
+VERSION = 6
 DAEMON, WORKER = "the daemon", "its store worker"
 MAX_FRAME_NBYTES = 2 << 30
 _LENGTH = struct.Struct("<I")
@@ -284,7 +285,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """The request was carried out."""
 
     id: int
-    result: Taken | Scanned | Drained | CommitOutcome | Removed | Published | Space | Account | None = None
+    result: Taken | Scanned | Drained | CommitOutcome | Removed | Published | Space | Account | ScrubResult | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -331,6 +332,7 @@ Request = (
     | PutJournal
     | ReadAccount
     | Probe
+    | ScrubRequest
 )  # fmt: skip
 Order = Request | UseKey
 Reply = Done | Failed | Progress

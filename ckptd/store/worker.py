@@ -26,6 +26,7 @@ from ckptd.shared.files.regular import contents
 from ckptd.shared.format.integrity import XXH3, Integrity, Keyed
 from ckptd.shared.protocol.journal import MAX_SEGMENT_NBYTES, Name, parse_name
 from ckptd.shared.protocol.publication import Intent, Intents
+from ckptd.shared.stores.kinds import loaded
 from ckptd.store.drain import drain
 from ckptd.store.interface import Store
 from ckptd.store.journal import Here, put_segment, read_journal
@@ -63,6 +64,7 @@ from ckptd.store.messages import (
 )
 from ckptd.store.opening import open_store
 from ckptd.store.parity import drain_parity
+from ckptd.store.scrub_messages import MendCheckpoint, ReadBlock, ScrubCheckpoint
 from ckptd.system import failpoints
 from ckptd.system.niceness import Niceness
 
@@ -70,6 +72,7 @@ _THREADS = 6  # requests at once: a hung one leaves five
 _RECEIVE_NBYTES = 1 << 20
 _PROGRESS_PERIOD_S = 0.1
 _PR_SET_PDEATHSIG = 1
+_OFFLINE = "ckptd.checkpoint.requests:carry_out"  # imported when it is first asked for
 MOST_JOBS = 5  # that are named
 _MOST_DIRECTORIES = 20  # that are looked into: a store may have thousands
 
@@ -186,6 +189,10 @@ class Worker:
                 return Done(request.id, read_account(store, request))
             case Probe():
                 return Done(request.id, Space(*store.space()))
+            case ScrubCheckpoint() | ReadBlock() | MendCheckpoint():
+                store.check(request.store_id, request.job)
+                carry_out = loaded(_OFFLINE)  # of a room that imports this one
+                return Done(request.id, carry_out(store, request, _Reporter(self, request.id).alive))
             case _:
                 assert_never(request)
 

@@ -182,6 +182,11 @@ def rank_of_file(name: FileName) -> int:
     return int(name[1:].partition("-")[0])
 
 
+def rank_of_image(name: str) -> int | None:
+    """As rank_of_file; None for what has no such name."""
+    return rank_of_file(name) if re.match(_FILE_PATTERN, name) else None
+
+
 def file_name(rank: int, part: int = 0, *, raw: bool = False) -> str:
     """Name of a rank's image, or of a part of it, in the checkpoint directory. raw: whose parts are no safetensors."""
     return f"r{rank:05d}-p{part:02d}.{'bin' if raw and part else 'safetensors'}"

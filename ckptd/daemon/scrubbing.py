@@ -1,0 +1,165 @@
+"""Carries out what the core orders about scrubs: blocks of the arena in one thread, the store by its worker."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ckptd.arena.arena import Arena
+from ckptd.arena.known_stores import KnownStores
+from ckptd.core import actions as act
+from ckptd.core import events as ev
+from ckptd.daemon.background import Background
+from ckptd.daemon.store_scans import problem_of
+from ckptd.parity.scrub import Look, look_at_parity, look_at_slot
+from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.base.log_line import line
+from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES
+from ckptd.shared.format.slot import SlotState
+from ckptd.store.messages import Done, Failed
+from ckptd.store.scrub_messages import BlockRead, MendCheckpoint, Mended, PieceRead, ReadBlock, ScrubCheckpoint
+from ckptd.store.workers import Stores
+
+log = logging.getLogger("ckptd")
+_BLOCK_S = 60.0  # a store that takes longer for a block has none
+
+
+class ScrubExecutor:
+    """``deliver`` is called with each outcome, in the main thread; nothing here blocks.
+
+    What the store's worker does for a scrub nobody waits for: it is ``minor``. bytes_per_s: of files written again.
+    """
+
+    def __init__(
+        self, *, arena: Arena, stores: Stores, known_stores: KnownStores, deliver: Callable[[ev.Event], None],
+        bytes_per_s: int,
+    ) -> None:  # fmt: skip
+        self._arena, self._stores, self._known_stores = arena, stores, known_stores
+        self._deliver, self._bytes_per_s = deliver, bytes_per_s
+        self.work = Background(1, "scrub")
+        self.table: dict[type[act.Action], Callable[[Any], None]] = {
+            act.ScrubBlock: self._scrub_block,
+            act.CopyBlock: self._copy_block,
+            act.ScrubPiece: self._scrub_piece,
+            act.Mend: self._mend,
+        }
+
+    def perform(self, action: act.Action) -> None:
+        """Starts the action."""
+        self.table[type(action)](action)
+
+    # --- memory
+
+    def _scrub_block(self, action: act.ScrubBlock) -> None:
+        job, name, save = action.job, action.name, action.save
+
+        def look() -> Look:
+            if name:
+                return look_at_slot(self._arena, job, name, save, action.block)
+            return look_at_parity(self._arena, job, save, action.epoch, action.block)
+
+        def done(found: Look | Exception) -> None:
+            if isinstance(found, Exception):
+                log.error(line("could not scrub", job=job.job, slot=name, error=repr(found)), exc_info=found)
+                found = Look(gone=True)
+            self._deliver(ev.BlockScrubbed(job=job, name=name, save=save, **found._asdict()))
+
+        self.work.run(look, done)
+
+    def _copy_block(self, action: act.CopyBlock) -> None:
+        job, save, store_id = action.job, action.save, self._known_stores.of(action.job)
+
+        def answer(reply: Done | Failed) -> None:
+            data = reply.result.data if isinstance(reply, Done) and isinstance(reply.result, BlockRead) else b""
+            problem = problem_of(reply) or self._put(action, data)
+            self._deliver(ev.BlockCopied(job=job, name=action.name, save=save, problem=problem))
+
+        if not store_id:
+            self._deliver(ev.BlockCopied(job=job, name=action.name, save=save, problem="no store is known"))
+            return
+        self._ask(
+            job,
+            lambda i: ReadBlock(
+                id=i, store_id=store_id, job=job.job, save=save, rank=action.rank, block=action.block
+            ),
+            answer,
+            patience_s=_BLOCK_S,
+        )  # fmt: skip
+
+    def _put(self, action: act.CopyBlock, data: bytes) -> str:
+        """The block into the slot, if that holds the save still and wants these very bytes. Returns why not.
+
+        In the main thread, which lets slots go: so nobody else writes to it.
+        """
+        try:
+            seal, view = self._arena.seal_of(action.job, action.name), self._arena.view(action.job, action.name)
+        except (OSError, CkptdError) as error:
+            return f"the slot is gone: {error}"
+        if (seal.save, seal.state) != (action.save, SlotState.DIGESTED):
+            return "the slot holds something else by now"
+        at = seal.table_offset + action.block * DIGEST_NBYTES
+        start = action.block * BLOCK_NBYTES
+        stop = min(start + BLOCK_NBYTES, seal.image_nbytes)
+        wanted = view[at : at + DIGEST_NBYTES]
+        if len(data) != stop - start or self._arena.integrity.digest(data) != wanted:
+            return "the store has other bytes"
+        view[start:stop] = data
+        kept = self._arena.integrity.digest(view[start:stop]) == wanted
+        return "" if kept else "the memory does not keep what is written to it"
+
+    # --- the store
+
+    def _ask(self, job: JobKey, *args: Any, **options: Any) -> None:
+        self._stores.ask(job.store, *args, minor=True, **options)
+
+    def _scrub_piece(self, action: act.ScrubPiece) -> None:
+        job, save, store_id = action.job, action.save, self._known_stores.of(action.job)
+        answered = partial(ev.PieceScrubbed, job=job, save=save)
+
+        def answer(reply: Done | Failed) -> None:
+            problem = problem_of(reply)
+            if problem or not (isinstance(reply, Done) and isinstance(reply.result, PieceRead)):
+                log.info(line("scrub waits for the store", job=job.job, problem=problem))
+                self._deliver(answered(problem=problem or "no answer"))
+                return
+            found = reply.result
+            harms = tuple(ev.Harm(harm.path, harm.what, harm.rank) for harm in found.harms)
+            self._deliver(answered(next=found.next, nbytes=found.nbytes, harms=harms, gone=found.gone))
+
+        if not store_id:
+            self._deliver(answered(problem="no store is known"))
+            return
+        self._ask(
+            job,
+            lambda i: ScrubCheckpoint(
+                id=i, store_id=store_id, job=job.job, save=save, place=action.place, nbytes=action.nbytes
+            ),
+            answer,
+        )  # fmt: skip
+
+    def _mend(self, action: act.Mend) -> None:
+        job, save, store_id = action.job, action.save, self._known_stores.of(action.job)
+        slots = [(rank, self._arena.slot_path(job, name)) for rank, name in action.slots]
+
+        def answer(reply: Done | Failed) -> None:
+            self._deliver(_ended(job, save, action.ranks, reply))
+
+        if not store_id:
+            self._deliver(ev.MendEnded(job=job, save=save, lost=action.ranks, problem="no store is known"))
+            return
+        self._ask(
+            job,
+            lambda i: MendCheckpoint(
+                id=i, store_id=store_id, job=job.job, save=save, ranks=list(action.ranks), slots=slots,
+                bytes_per_s=self._bytes_per_s,
+            ),
+            answer,
+        )  # fmt: skip
+
+
+def _ended(job: JobKey, save: SaveId, ranks: tuple[int, ...], reply: Done | Failed) -> ev.MendEnded:
+    if isinstance(reply, Done) and isinstance(reply.result, Mended):
+        found = reply.result
+        return ev.MendEnded(job=job, save=save, lost=tuple(found.lost), how=found.how, problem=found.problem[:4000])
+    return ev.MendEnded(job=job, save=save, lost=ranks, problem=problem_of(reply)[:4000] or "no answer")
