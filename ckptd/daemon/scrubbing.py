@@ -32,9 +32,13 @@ class ScrubExecutor:
     """
 
     def __init__(
-        self, *, arena: Arena, stores: Stores, known_stores: KnownStores, deliver: Callable[[ev.Event], None],
+        self,
+        arena: Arena,
+        stores: Stores,
+        known_stores: KnownStores,
+        deliver: Callable[[ev.Event], None],
         bytes_per_s: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._arena, self._stores, self._known_stores = arena, stores, known_stores
         self._deliver, self._bytes_per_s = deliver, bytes_per_s
         self.work = Background(1, "scrub")
