@@ -28,6 +28,7 @@ _VERBS = {
     "report": "report",
     "advise": "advise",
     "verify": "verify",
+    "scrub": "scrub",
     "export": "export",
     "rebuild": "rebuild",
     "commit": "commit",
