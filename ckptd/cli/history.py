@@ -12,9 +12,10 @@ from ckptd.cli import common, journals
 from ckptd.cli.view.goodput import overall
 from ckptd.cli.view.parts import plain_table
 from ckptd.history.goodput import totals
-from ckptd.history.runs import CLOSED, LOADED, TAKEN_OVER, Loss, Restore, Run
+from ckptd.history.runs import CLOSED, LOADED, TAKEN_OVER, Damage, Loss, Restore, Run
 from ckptd.history.spread import Spread, spread
 from ckptd.history.summary import RunRow, Summary, rows, store_bytes_per_s
+from ckptd.shared.protocol.messages import Tier
 from ckptd.system import human
 
 SCHEMA = 1
@@ -89,6 +90,15 @@ def restore_text(restore: Restore) -> str:
     return f"step {restore.step} restored in {human.duration(restore.seconds)} from {tiers or 'nowhere'}{lost}"
 
 
+def damage_text(damage: Damage) -> str:
+    """A sentence."""
+    whose = f"rank {damage.rank} of step {damage.step}" if damage.rank is not None else f"step {damage.step}"
+    where = "on the store" if damage.tier == Tier.PFS else f"in memory of {damage.node}"
+    what = f"parity of {whose}" if damage.tier == Tier.REBUILT else whose
+    state = f"made good from {damage.mended}" if damage.mended else "not made good"
+    return human.printable(f"scrub found {what} damaged {where}: {damage.what}; {state}")
+
+
 def _view(summary: Summary, where: str, *, all_events: bool, of: int) -> RenderableType:
     found = summary.goodput
     body: list[RenderableType] = []
@@ -148,10 +158,13 @@ def _style(row: RunRow) -> str:
 def _events(listed: Sequence[RunRow], most: int | None) -> list[RenderableType]:
     found = [(one.at, row.incarnation, loss_text(one), "red") for row in listed for one in row.losses]
     found += [(one.at, row.incarnation, restore_text(one), "green") for row in listed for one in row.restores]
+    for row in listed:
+        styles = (("green" if one.mended else "red", one) for one in row.damages)
+        found += [(one.at, row.incarnation, damage_text(one), style) for style, one in styles]
     found.sort(key=lambda event: event[0])
     lines: list[RenderableType] = [Text()] if found else []
     if most is not None and len(found) > most:
-        lines.append(Text(f"the last {most} of {len(found)} losses and restores; all: --losses", "dim"))
+        lines.append(Text(f"the last {most} of {len(found)} losses, restores and damages; all: --losses", "dim"))
         found = found[-most:]
     for at, run, text, style in found:
         lines.append(Text.assemble((f"{journals.when(at)}  run {run}  ", "dim"), (text, style)))

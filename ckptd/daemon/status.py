@@ -18,14 +18,16 @@ from ckptd.shared.protocol.status import (
     MAX_RANKS,
     MAX_RUNS,
     CheckpointStatus,
+    DamageStatus,
     DrainStatus,
     JobStatus,
     NodeStatus,
     RankStatus,
     RestoreStatus,
+    ScrubStatus,
 )
 
-_MAX_CHECKPOINTS = 32
+_MAX_CHECKPOINTS, _MAX_DAMAGED = 32, 32
 
 
 def jobs(
@@ -67,6 +69,26 @@ def _job(key: JobKey, job: Job, now: float, errors: list[str], account: Account 
         histograms=account.histograms.shown() if account is not None else [],
         goodput=account.goodput(time.time()) if account is not None else None,
         totals=account.totals() if account is not None else None,
+        scrub=_scrub(job, now),
+    )
+
+
+def _scrub(job: Job, now: float) -> ScrubStatus | None:
+    scrub, damaged = job.scrub, job.scrub.damaged
+    if not scrub.on and not damaged:
+        return None
+    memory, store = (None if last is None else round(now - last, 3) for last in (scrub.memory.last, scrub.store.last))
+    return ScrubStatus(
+        memory_nbytes=scrub.memory.nbytes,
+        memory_age_s=memory,
+        store_nbytes=scrub.store.nbytes,
+        store_age_s=store,
+        found=scrub.findings.found,
+        mended=scrub.findings.mended,
+        damaged=[
+            DamageStatus(node=spot.node, tier=spot.tier, step=spot.save.step, rank=spot.rank, what=found.what)
+            for spot, found in damaged[:_MAX_DAMAGED]
+        ],
     )
 
 

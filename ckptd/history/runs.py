@@ -6,6 +6,7 @@ import msgspec
 from msgspec import structs
 
 from ckptd.shared.protocol.journal import (
+    Damaged,
     Durable,
     Ended,
     Entry,
@@ -73,6 +74,18 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
     lost_steps: int | None
 
 
+class Damage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scrub found damaged. mended: from where it was made good; empty: it is not."""
+
+    at: float
+    node: str
+    tier: str
+    step: int
+    rank: int | None
+    what: str
+    mended: str
+
+
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """A problem that was reported, as often as times."""
 
@@ -111,6 +124,7 @@ class Run(msgspec.Struct, kw_only=True):
     restores: list[Restore] = []
     steps: list[Mark] = []
     problems: list[Fault] = []
+    damages: list[Damage] = []
     missing: int = 0  # records that were dropped while the store was away
 
     @property
@@ -162,7 +176,7 @@ def _begun(entry: RunBegan) -> Run:
         incarnation=entry.incarnation, run=entry.run.hex(), began=entry.at, last=entry.at,
         world_size=entry.world_size, nodes=entry.nodes, coordinator=entry.coordinator, scheme=entry.scheme,
         set_size=entry.set_size, drain_every=entry.drain_every, version=entry.version,
-        incarnations=[entry.incarnation], saves=[], losses=[], restores=[], steps=[], problems=[],
+        incarnations=[entry.incarnation], saves=[], losses=[], restores=[], steps=[], problems=[], damages=[],
     )  # fmt: skip
 
 
@@ -179,6 +193,7 @@ def _joined(runs: Sequence[Run]) -> list[Run]:
                 run.began = min(before.began, run.began)
                 run.incarnations = [*before.incarnations, *run.incarnations]
                 run.restores, run.problems = [*before.restores, *run.restores], [*before.problems, *run.problems]
+                run.damages = [*before.damages, *run.damages]
                 run.missing += before.missing
         found.append(run)
     return found
@@ -204,20 +219,35 @@ def _add(run: Run, saves: dict[tuple[int, int], Save], entry: Entry) -> None:
     match entry:
         case RunEnded():
             run.ended, run.how, run.over = entry.at, entry.how, True
-        case Lost():
-            run.losses.append(Loss(at=entry.at, node=entry.node, what=entry.what, ranks=entry.ranks))
-        case Restored():
-            run.restores.append(_restore(entry))
-        case Steps():
-            run.steps.append(Mark(at=entry.at, step=entry.step))
-        case Problem():
-            run.problems.append(Fault(at=entry.at, text=entry.text, times=entry.times))
+        case Lost() | Restored() | Steps() | Damaged() | Problem():
+            _add_event(run, entry)
         case Missing():
             run.missing += entry.records
         case Staged() | Protected():
             _add_to_save(saves, (run.incarnation, entry.counter), entry)
         case Durable() | Ended():
             _add_to_save(saves, (entry.incarnation or run.incarnation, entry.counter), entry)
+
+
+def _add_event(run: Run, entry: Lost | Restored | Steps | Damaged | Problem) -> None:
+    match entry:
+        case Lost():
+            run.losses.append(Loss(at=entry.at, node=entry.node, what=entry.what, ranks=entry.ranks))
+        case Restored():
+            run.restores.append(_restore(entry))
+        case Steps():
+            run.steps.append(Mark(at=entry.at, step=entry.step))
+        case Damaged():
+            run.damages.append(_damage(entry))
+        case Problem():
+            run.problems.append(Fault(at=entry.at, text=entry.text, times=entry.times))
+
+
+def _damage(entry: Damaged) -> Damage:
+    return Damage(
+        at=entry.at, node=entry.node, tier=str(entry.tier), step=entry.step,
+        rank=entry.rank if entry.rank >= 0 else None, what=entry.what, mended=entry.mended,
+    )  # fmt: skip
 
 
 def _restore(entry: Restored) -> Restore:

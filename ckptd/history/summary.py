@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ckptd.history.goodput import Span, totals
-from ckptd.history.runs import Fault, Loss, Restore, Run, Save
+from ckptd.history.runs import Damage, Fault, Loss, Restore, Run, Save
 from ckptd.history.spread import Spread, spread
 from ckptd.shared.protocol.status import Goodput
 
@@ -45,6 +45,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     losses: list[Loss]
     restores: list[Restore]
     problems: list[Fault]
+    damages: list[Damage]
     missing: int
     saves: list[Save]
 

@@ -46,6 +46,7 @@ def families(status: Status) -> Iterator[Metric]:
     yield _gauge("longest_turn_seconds", "The longest turn of the daemon's loop.", status.longest_turn_s)
     yield from _of_stores(status)
     yield from _of_jobs(judged(status))
+    yield from _scrubs(status.jobs)
     yield from _histograms(status.jobs)
     yield from _totals(status.jobs)
 
@@ -61,6 +62,19 @@ def _of_stores(status: Status) -> Iterator[Metric]:
         busy.add_metric([worker.store], worker.busy)
         bad.add_metric([worker.store], bool(worker.problem) or worker.silent)
     yield from (busy, bad)
+
+
+def _scrubs(jobs: list[JobStatus]) -> Iterator[Metric]:
+    read = CounterMetricFamily("ckptd_scrub_bytes", "Read again, and verified.", labels=[*_JOB, "tier"])
+    found = CounterMetricFamily("ckptd_scrub_damage", "Damage found, and of it made good.", labels=[*_JOB, "outcome"])
+    for job in jobs:
+        if (scrub := job.scrub) is not None:
+            names = [job.job, job.store]
+            read.add_metric([*names, "arena"], scrub.memory_nbytes)
+            read.add_metric([*names, "pfs"], scrub.store_nbytes)
+            found.add_metric([*names, "found"], scrub.found)
+            found.add_metric([*names, "mended"], scrub.mended)
+    yield from (read, found)
 
 
 def _histograms(jobs: list[JobStatus]) -> Iterator[Metric]:

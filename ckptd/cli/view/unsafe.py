@@ -272,6 +272,24 @@ def _saves_lost(look: Look) -> Iterator[Found]:
             yield Found(text, skipped if one.end == End.SKIPPED else _PATIENCE)
 
 
+def _damaged(look: Look) -> Iterator[Found]:
+    """What a scrub could not make good. What it could is in the log and in the journal."""
+    job = look.job
+    found = job.scrub.damaged if job.scrub is not None else []
+    for one in found[:1]:
+        whose = f"rank {one.rank} of step {one.step}" if one.rank is not None else f"step {one.step}"
+        more = f" (and {len(found) - 1:,} more)" if len(found) > 1 else ""
+        if one.tier == Tier.PFS:
+            yield Found(
+                f"{whose} is damaged on the store: {_short(one.what)}{more}",
+                f"another step: ckptd list {job.store}/{job.job}; of the damage: ckptd verify",
+            )
+        else:
+            part = "parity of " if one.tier == Tier.REBUILT else ""
+            text = f"{part}{whose} is damaged in memory of node {one.node}: {_short(one.what)}{more}"
+            yield Found(text, f"a newer save takes its place; is the memory of {one.node} sound? dmesg, edac-util")
+
+
 def is_of_lost_nodes(degraded: str) -> bool:
     """Whether a line of what is degraded says that a set lacks nodes."""
     return "makes no parity while it hears nothing of" in degraded
@@ -294,6 +312,7 @@ RULES = (
     Rule("ranks_ended", _ranks_ended),
     Rule("store_hangs", _store_hangs),
     *(Rule(cause.code, _drain_fails(cause.code)) for cause in _CAUSES),
+    Rule("damaged", _damaged),
     Rule("store_slow", _store_slow),
     Rule("saves_lost", _saves_lost),
     Rule("unprotected", _unprotected),

@@ -276,6 +276,8 @@ class Journal:
         match fact:
             case ev.LoadsAsked() if self._coordinator.restores.running:
                 self._load_since = now if self._load_since is None else self._load_since
+            case ev.ScrubFound():
+                self._damaged(node, fact, now)
             case ev.PeerDown() if not self._over and node in sessions.nodes and node not in self._down:
                 self._down[node] = node in self._coordinator.facts.places
                 ranks = len(sessions.members.at(node))
@@ -297,6 +299,17 @@ class Journal:
             self._others.append((node, ranks))
         else:
             self._write(log.Lost(at=0, node=node, what=what, ranks=ranks), now)
+
+    def _damaged(self, node: str, found: ev.ScrubFound, now: float) -> None:
+        """Memory is scrubbed, and the store is, when no rank is in, too."""
+        save = found.save
+        if self._present is None:
+            self._present = _Present("", save.owner, now, again=True)
+        entry = log.Damaged(
+            at=0, incarnation=save.incarnation, counter=save.counter, step=save.step, node=node, tier=found.tier,
+            rank=-1 if found.rank is None else found.rank, what=_cut(found.what), mended=_cut(found.mended),
+        )  # fmt: skip
+        self._write(entry, now)
 
     def _problem(self, text: str, now: float) -> None:
         """The first time, then when it was said as often again as before."""

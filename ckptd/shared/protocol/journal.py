@@ -130,6 +130,19 @@ class Restored(Record, frozen=True, kw_only=True, array_like=True, tag="restored
     newest: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)] = -1
 
 
+class Damaged(Record, frozen=True, kw_only=True, array_like=True, tag="damaged"):
+    """A scrub found damage. tier: arena: a slot; rebuilt: parity in memory; pfs: a file on the store."""
+
+    incarnation: Incarnation  # of the checkpoint
+    counter: Counter
+    step: Step
+    node: Node
+    tier: Tier
+    rank: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 20)] = -1  # -1: of none
+    what: Text = ""
+    mended: Text = ""  # from where it was made good; empty: it is not
+
+
 class Steps(Record, frozen=True, kw_only=True, array_like=True, tag="steps"):
     """The step that the training has reached, as the ranks of the coordinator's node say by ``client.step``."""
 
@@ -150,7 +163,7 @@ class Missing(Record, frozen=True, kw_only=True, array_like=True, tag="missing")
 
 
 Entry = (
-    RunBegan | RunEnded | Staged | Protected | Durable | Ended | Lost | Restored | Steps | Problem | Missing
+    RunBegan | RunEnded | Staged | Protected | Durable | Ended | Lost | Restored | Damaged | Steps | Problem | Missing
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

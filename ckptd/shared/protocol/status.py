@@ -102,6 +102,28 @@ class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
     retry_in_s: float | None = None
 
 
+class DamageStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Damage that a scrub has found, and that nothing could make good."""
+
+    node: str
+    tier: str  # arena: a slot; rebuilt: parity in memory; pfs: a file of a committed checkpoint
+    step: int
+    rank: int | None  # None: of no rank
+    what: str
+
+
+class ScrubStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What this daemon has read again of a job; damaged: of all nodes where it coordinates."""
+
+    memory_nbytes: int
+    memory_age_s: float | None  # since something was read to its end last
+    store_nbytes: int
+    store_age_s: float | None
+    found: int  # damaged blocks and files
+    mended: int  # of them
+    damaged: list[DamageStatus]
+
+
 class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One checkpoint, wherever it is."""
 
@@ -197,6 +219,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     histograms: list[Histogram] = []  # of all saves, drains and loads on record; empty: the journal is not read yet
     goodput: Goodput | None = None  # where the time of all runs on record went until now; None as of histograms
     totals: TotalsStatus | None = None  # likewise
+    scrub: ScrubStatus | None = None  # None: neither memory nor store is scrubbed, and nothing was found
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
