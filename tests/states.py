@@ -9,11 +9,13 @@ from ckptd.core.coordinator.admission_states import ADMISSION
 from ckptd.core.coordinator.protection_states import PROTECTION
 from ckptd.core.coordinator.restore_states import RESTORE
 from ckptd.core.coordinator.save_states import SAVE
+from ckptd.core.coordinator.scrub_states import MEMORY_SCRUB, STORE_SCRUB
 from ckptd.core.coordinator.session_states import SESSION
 from ckptd.core.coordinator.state_table import Table
 
 TABLES: dict[str, Table[Any, Any]] = {
     "save": SAVE, "protection": PROTECTION, "admission": ADMISSION, "session": SESSION, "load": RESTORE,
+    "memory scrub": MEMORY_SCRUB, "store scrub": STORE_SCRUB,
 }  # fmt: skip
 
 

@@ -35,20 +35,20 @@ _HINT = "give a job, its directory, a store, a checkpoint, or --all"
 
 
 class Scrubbed(msgspec.Struct, kw_only=True):
-    """A checkpoint of which something was read. complete: to its end."""
+    """A checkpoint of which something was read. ok: nothing of that is damaged now; complete: it was all of it."""
 
     path: str
     step: int
+    ok: bool = True
     nbytes: int = 0
     complete: bool = False
     problems: list[Problem] = []
     mended: list[str] = []
     why: str = ""  # the rest is not mended
 
-    @property
-    def ok(self) -> bool:
-        """Whether nothing of it is damaged now, as far as was read."""
-        return not self.problems or (bool(self.mended) and not self.why)
+    def judge(self) -> None:
+        """What was found, and mended, counts."""
+        self.ok = not self.problems or (bool(self.mended) and not self.why)
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,12 +217,14 @@ class _Scrub:
         one.nbytes += piece.nbytes
         one.complete = piece.next is None
         one.problems += [problem for problem in piece.problems if problem not in one.problems]
+        one.judge()
         return Read(time.time()) if piece.next is None else read._replace(place=piece.next)
 
     def _mend(self, damaged: Iterable[Scrubbed]) -> None:
         for one in damaged:
             if one.problems and self._repair:
                 self._mend_one(one)
+                one.judge()
 
     def _mend_one(self, one: Scrubbed) -> None:
         others = [p for p in one.problems if rank_of_image(os.path.basename(p.path)) is None]

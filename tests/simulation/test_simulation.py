@@ -213,7 +213,8 @@ def test_a_failure_says_how_to_play_it_again(monkeypatch):
 def test_a_play_counts_the_rows_of_the_cores_tables():
     rows = play(7, nodes=4, scheme="xor", fault_every_s=0.0, seconds=30.0).rows
     assert rows.keys() <= {states.name_of(name, *row) for name, table in states.TABLES.items() for row in table.rows()}
-    assert {name.partition(":")[0] for name in rows} == set(states.TABLES)
+    scrubs = {"memory scrub", "store scrub"}  # tests/property has them; no play lasts so long
+    assert {name.partition(":")[0] for name in rows} == set(states.TABLES) - scrubs
 
 
 def test_a_row_that_is_in_no_table_breaks_a_play(monkeypatch):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ckptd.cli.view.unsafe import RULES, judged, unsafe
-from ckptd.shared.protocol.status import PaceStatus, RestoreStatus, WorkerStatus
+from ckptd.shared.protocol.status import DamageStatus, PaceStatus, RestoreStatus, ScrubStatus, WorkerStatus
 from tests.unit import a_status
 
 FOUR = {"scheme": "xor", "set_size": 4, "coordinator": "node00", "drain": None, "errors": [], "pace": None}
@@ -45,6 +45,15 @@ NONE_RUN = [a_status.rank(n, alive=False) for n in range(2)]
 LOADING = RestoreStatus(phase="collecting", seconds=42.0, step=None, ranks=15, missing=[(5, 5)])
 NO_SLOT = a_status.checkpoint(1350, "skipped", end="skipped", reason="rank 3: no slot for 10 s", tiers=[])
 LONE = "redundancy xor protects nothing: all ranks run on one node; run the job on 2 nodes or more"
+
+
+def scrubbed(*tiers):
+    """Damage that a scrub could not make good."""
+    bad = [DamageStatus(node="node02", tier=tier, step=1200, rank=3, what="block 7 is bad") for tier in tiers]
+    return ScrubStatus(
+        memory_nbytes=1, memory_age_s=None, store_nbytes=0, store_age_s=None, found=2, mended=0, damaged=bad
+    )
+
 
 CASES = {
     "no_coordinator": (
@@ -106,6 +115,11 @@ CASES = {
         found(checkpoints=[NO_SLOT, STAGED]),
         "step 1350 skipped: rank 3: no slot for 10 s; step 1300 is the newest",
         "save less often, or give more slots",
+    ),
+    "damaged": (
+        found(scrub=scrubbed("pfs", "arena")),
+        "rank 3 of step 1200 is damaged on the store: block 7 is bad (and 1 more)",
+        f"another step: ckptd list {a_status.STORE}/llama-7b",
     ),
     "unprotected": (
         found(degraded=[LONE]),
@@ -188,3 +202,11 @@ def test_json_has_them():
             "job": "llama-7b",
         }
     ]
+
+
+def test_damage_in_memory_names_the_node():
+    (one,) = found(scrub=scrubbed("arena"))
+    assert one.text == "rank 3 of step 1200 is damaged in memory of node node02: block 7 is bad"
+    (one,) = found(scrub=scrubbed("rebuilt"))
+    assert one.text.startswith("parity of rank 3 of step 1200 is damaged in memory of node node02")
+    assert found(scrub=scrubbed()) == [], "what was made good is in the log"

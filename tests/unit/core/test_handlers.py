@@ -7,13 +7,16 @@ import pytest
 
 from ckptd.core import events as ev
 from ckptd.core.coordinator.coordinator import Coordinator
+from ckptd.core.links import Links
 from ckptd.core.node.node import JobNode
 from ckptd.core.policy import Policy
+from ckptd.core.scrub.scrub import Paces, Scrub
 from ckptd.shared.base.ids import JobKey
 
 KEY = JobKey("/store", "job")
 NODE = JobNode(KEY, "a", Policy())
 COORDINATOR = Coordinator(KEY, "a", Policy())
+SCRUB = Scrub(NODE, COORDINATOR, Links("a"), Policy(), Paces(Policy()), lambda: True)
 FACTS = set(typing.get_args(ev.Fact))
 MESSAGES = set(typing.get_args(ev.Message))
 BASES = {ev.Event, ev.NodeMessage, ev.FromRank}
@@ -24,15 +27,16 @@ def kinds(base):
 
 
 def test_every_message_has_a_row():
-    assert {*NODE.events, *NODE.orders, ev.Report} >= MESSAGES
+    assert {*NODE.events, *NODE.orders, *SCRUB.events, ev.Report} >= MESSAGES
     assert {*NODE.orders} < MESSAGES
+    assert ev.MendOrdered in SCRUB.events
     assert not NODE.events.keys() & NODE.orders.keys()
     assert {*COORDINATOR.reports} == FACTS
 
 
 def test_every_event_has_a_row():
     """Jobs begin with a number that was kept: ``Catalogue`` takes it, for jobs of which nothing else is known too."""
-    known = {*NODE.events, *NODE.orders, *COORDINATOR.events, *COORDINATOR.reports}
+    known = {*NODE.events, *NODE.orders, *COORDINATOR.events, *COORDINATOR.reports, *SCRUB.events}
     assert kinds(ev.Event) - known == {ev.Report, ev.Reports, ev.NumberKept}
 
 

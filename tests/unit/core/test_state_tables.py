@@ -7,6 +7,14 @@ from ckptd.core.coordinator.admission_states import ADMISSION, Admission, Admiss
 from ckptd.core.coordinator.protection_states import PROTECTION, Encoding, EncodingOn
 from ckptd.core.coordinator.restore_states import RESTORE, Loading, LoadOn
 from ckptd.core.coordinator.save_states import ENDS, SAVE, On, State
+from ckptd.core.coordinator.scrub_states import (
+    MEMORY_SCRUB,
+    STORE_SCRUB,
+    MemoryOn,
+    MemoryScrubbing,
+    StoreOn,
+    StoreScrubbing,
+)
 from ckptd.core.coordinator.session_states import SESSION, Presence, SessionOn
 from ckptd.core.coordinator.state_table import Table
 from ckptd.core.events import Arrival, IncarnationTaken, NodeAttached
@@ -25,6 +33,8 @@ KINDS = {
     "admission": (ADMISSION, Admission, AdmissionOn),
     "session": (SESSION, Presence, SessionOn),
     "load": (RESTORE, Loading, LoadOn),
+    "memory scrub": (MEMORY_SCRUB, MemoryScrubbing, MemoryOn),
+    "store scrub": (STORE_SCRUB, StoreScrubbing, StoreOn),
 }
 ROWS = [pytest.param(*kinds, id=name) for name, kinds in KINDS.items()]
 
