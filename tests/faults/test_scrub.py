@@ -86,13 +86,14 @@ def test_a_bit_in_idle_memory_is_made_good_from_the_store(node: Node):
     code, out = ckptd(node, "history", JOB)
     assert code == 0
     assert "scrub found rank 0 of step 10 damaged in memory" in out
-    assert "made good from the store" in out
+    assert "made good from the store" in " ".join(out.split())
 
 
 def test_what_nothing_has_stands_first_in_status_until_it_is_released(node: Node):
     node.start(*MEMORY)
     with Ranks(node) as ranks:
         ranks.call("connect", drain_every=1000)
+        save(ranks, 5)
         assert ranks.call("save", 10)
         assert ranks.call("wait", 10, "staged")
         wait_for(lambda: scrub(node).memory_nbytes > 0)

@@ -1,5 +1,6 @@
 """What scrubs have found: the damage that is still there, by place, and how much there was. Pure."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from ckptd.core import events as ev
@@ -46,9 +47,12 @@ class Findings:
         elif spot in self.damaged or len(self.damaged) < _MOST:
             self.damaged[spot] = found
 
-    def sound(self, tier: Tier, save: SaveId, rank: int | None) -> None:
-        """What was damaged here is not, by whatever has happened."""
-        self.damaged.pop(Spot(self._node.node, tier, save, rank), None)
+    def sound(self, tier: Tier, save: SaveId, ranks: Collection[int | None] | None = None) -> None:
+        """What was damaged here is not, by whatever has happened. ranks: whose; None: all of the save."""
+        here = (self._node.node, tier, save)
+        spots = [spot for spot in self.damaged if spot[:3] == here and (ranks is None or spot.rank in ranks)]
+        for spot in spots:
+            del self.damaged[spot]
 
 
 def text_of(found: ev.ScrubFound) -> str:

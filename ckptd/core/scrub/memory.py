@@ -114,12 +114,13 @@ class MemoryScrub:
         self.nbytes += event.nbytes
         self._pace.took(event.nbytes, now)
         if event.gone or item not in self._items():
+            self._go_on(item, None, now)
             return self._end(MemoryOn.GONE)
         if event.damage:
             return self._damaged(item, place, event.damage, now)
         if event.last:
             self.last = now
-            self._findings.sound(item.tier, item.save, item.rank)
+            self._findings.sound(item.tier, item.save, (item.rank,))
         self._go_on(item, None if event.last else place.block + 1, now)
         return self._end(MemoryOn.SOUND)
 

@@ -38,7 +38,7 @@ class StoreScrub:
         self._read: dict[SaveId, Read] = {}
         self._new_at: dict[SaveId, float] = {}  # when it was committed here: then it was sound
         self._at: tuple[SaveId, Place] | None = None  # what is read or mended
-        self._after: Place | None = None  # where to go on once it is mended
+        self._harmed = False  # something was found in the checkpoint that is being read
         self._harms: dict[int, ev.Harm] = {}  # being mended, by rank
         self._asked: dict[str, tuple[int, ...]] = {}  # nodes that have not answered, for which ranks
         self._until: float | None = None
@@ -110,8 +110,11 @@ class StoreScrub:
         if event.problem:
             self._not_before = now + SILENT_S
             return self._end(StoreOn.SILENT)
-        if event.gone or save not in self._saves():
+        if event.gone or save not in self._saves():  # a look at the store will find that, too
+            self._harmed = False
+            self._read[save] = Read(now)
             return self._end(StoreOn.GONE)
+        self._harmed |= bool(event.harms)
         self._go_on(save, event.next, now)
         images = {harm.rank: harm for harm in event.harms if harm.rank is not None}
         others = [action for harm in event.harms if harm.rank is None for action in self._say(save, harm, "")]
@@ -121,8 +124,14 @@ class StoreScrub:
         return [*others, *self._mend(save, images, now)]
 
     def _go_on(self, save: SaveId, place: Place | None, now: float) -> None:
-        self._read[save] = Read(now, None) if place is None else self._read[save]._replace(place=place)
-        self.last = now if place is None else self.last
+        if place is not None:
+            self._read[save] = self._read[save]._replace(place=place)
+            return
+        self._read[save] = Read(now, None)
+        self.last = now
+        if not self._harmed:
+            self._findings.sound(Tier.PFS, save)
+        self._harmed = False
 
     def _mend(self, save: SaveId, harms: dict[int, ev.Harm], now: float) -> list[Action]:
         """Each image by a node that has it; those that none has here, from parity."""

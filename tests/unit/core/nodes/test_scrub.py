@@ -231,8 +231,15 @@ def test_a_save_that_is_released_meanwhile_is_no_finding(when):
 
 def test_a_block_that_the_executor_calls_gone_is_no_finding():
     cluster = a_job()
-    scrubbed(cluster, "c", reading(cluster), gone=True)
+    action = reading(cluster)
+    scrubbed(cluster, "c", action, gone=True, nbytes=0)
     assert notes(cluster.nodes["c"]) == []
+    cluster.tick(10)
+    parity = take(cluster)["c"]
+    assert parity.name == ""
+    scrubbed(cluster, "c", parity, last=True)
+    cluster.tick(HOUR / 2)
+    assert "c" not in take(cluster), "not again at once"
 
 
 def parity_read(cluster: ACluster, name: str = "c") -> act.ScrubBlock:
@@ -351,14 +358,18 @@ def test_a_node_that_does_not_answer_is_waited_for_an_hour():
     assert piece(cluster).place == BEGIN, "and all of it again, a day later"
 
 
-@pytest.mark.parametrize("words", [{"problem": "EIO"}, {"gone": True, "harms": (harm(2),)}])
-def test_a_store_that_is_silent_or_a_checkpoint_that_is_removed_is_no_finding(words):
+@pytest.mark.parametrize(
+    ("words", "pause_s"), [({"problem": "EIO"}, 61), ({"gone": True, "harms": (harm(2),)}, DAY + 1)]
+)
+def test_a_store_that_is_silent_or_a_checkpoint_that_is_removed_is_no_finding(words, pause_s):
     cluster = a_job()
     first = piece(cluster)
     read(cluster, nbytes=0, **words)
     assert not any(notes(node) for node in cluster.nodes.values())
     assert records(cluster) == []
-    assert piece(cluster, 61) == first
+    cluster.tick(pause_s / 2)
+    assert take(cluster, act.ScrubPiece) == {}
+    assert piece(cluster, pause_s / 2 + 1) == first
 
 
 def test_an_order_of_a_node_that_does_not_coordinate_is_nothing():
