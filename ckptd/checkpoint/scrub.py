@@ -1,7 +1,7 @@
 """A committed checkpoint read again piece by piece, past the page cache: each piece is checked as ``verify`` does it.
 
-Where a piece ends is a ``Place``, from which the next one goes on, in another process too. A checkpoint that is removed
-meanwhile is no finding, nor is a store that does not answer.
+Where a piece ends is a ``Place``, from which the next one continues, in another process too. A checkpoint that is
+removed meanwhile is no finding, nor is a store that does not answer.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from ckptd.shared.stores.kinds import open_files, real
 
 
 class Piece(NamedTuple):
-    """What was read. next: where to go on; None: that was the rest. gone: the checkpoint is not there any more."""
+    """What was read. next: where to continue; None: that was the rest. gone: the checkpoint is not there any more."""
 
     next: Place | None
     nbytes: int

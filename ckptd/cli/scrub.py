@@ -78,7 +78,7 @@ class _Found(NamedTuple):
 @click.option("--store", metavar="DIR", help="Where JOB is.  [CKPTD_STORE; the setting]")
 @click.option("--rate", metavar="SIZE", help="Bytes per second, such as 200M.  [CKPTD_SCRUB_STORE; 64M]")
 @click.option("--every", metavar="TIME", default="7d", show_default=True, help="Pass over what was read since then.")
-@click.option("--for", "limit", metavar="TIME", help="Stop after that, such as 2h; the next scrub goes on from there.")
+@click.option("--for", "limit", metavar="TIME", help="Stop after that, such as 2h; the next scrub continues.")
 @click.option("--state", metavar="FILE", help="Where it is kept how far this is.  [~/.local/state/ckptd/scrub.json]")
 @click.option("--no-repair", is_flag=True, help="Change nothing on the store.")
 @common.json_option
@@ -89,8 +89,8 @@ def command(  # noqa: PLR0913, PLR0917 - a flag each
 ) -> int:  # fmt: skip
     """Read committed checkpoints again, past the page cache, at a bounded rate, and compare each byte with its digest.
 
-    It goes on where the last one ended; what was never read comes first. Damaged images are made again from parity, as
-    by ckptd rebuild; a daemon whose memory holds the checkpoint does it from there (setting scrub_store).
+    It continues where the last one ended; what was never read comes first. Damaged images are made again from parity,
+    as by ckptd rebuild; a daemon whose memory holds the checkpoint does it from there (setting scrub_store).
 
     Exit code 1 if something is damaged now.
     """

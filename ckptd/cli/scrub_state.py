@@ -1,4 +1,4 @@
-"""How far scrubs of stores have come, in a file of this user: the next one goes on from there."""
+"""How far scrubs of stores have come, in a file of this user: the next one continues there."""
 
 import os
 import time
@@ -44,7 +44,7 @@ class ScrubState:
         except FileNotFoundError:
             pass
         except (OSError, *MALFORMED) as error:
-            self.problem = f"{self.path}: {error}: the scrub begins anew"
+            self.problem = f"{self.path}: {error}: the scrub begins again"
 
     def keep_only(self, names: Iterable[str], below: str) -> None:
         """Of what lies below that location, these alone are still there."""

@@ -433,7 +433,7 @@ class Harm(NamedTuple):
 
 
 class PieceScrubbed(Event, frozen=True, kw_only=True):
-    """A piece of a checkpoint on the store was read. ``next``: where to go on; None: that was the rest.
+    """A piece of a checkpoint on the store was read. ``next``: where to continue; None: that was the rest.
 
     ``gone``: it is not there any more. ``problem``: the store did not answer, and nothing is known.
     """

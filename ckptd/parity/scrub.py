@@ -1,7 +1,7 @@
-"""Blocks of slots and of parity in the arena read again where they lie, beside whoever gives them back meanwhile.
+"""Blocks of slots and of parity in the arena read again where they lie, while the daemon may give them back.
 
-A block is damaged only if nobody has sealed anything there while it was read: whoever lets memory go puts another seal
-in force first, and only then lets somebody write. Seals count up, so that one that came back is another one.
+A block is damaged only if nothing was sealed there while it was read: the daemon that gives memory back puts another
+seal in force first, and only then lets a rank write. Seals count up, so that one that came back is another one.
 """
 
 from typing import NamedTuple

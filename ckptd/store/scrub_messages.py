@@ -7,7 +7,7 @@ import msgspec
 from ckptd.shared.base.ids import MAX_PARTS, MAX_RANKS, JobName, Nbytes, Rank, SaveId, StoreId
 from ckptd.shared.protocol.scrubbing import Block, Place
 
-MAX_HARMS = 256  # of a piece; of what is more damaged than that the rest is no news
+MAX_HARMS = 256  # of a piece; of what is more damaged the rest is left out
 
 
 class ScrubCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag="scrub-checkpoint"):
@@ -56,7 +56,7 @@ class Harm(msgspec.Struct, frozen=True):
 
 
 class PieceRead(msgspec.Struct, frozen=True, tag="piece-read"):
-    """next: where to go on; None: that was the rest. gone: the checkpoint is not there any more."""
+    """next: where to continue; None: that was the rest. gone: the checkpoint is not there any more."""
 
     next: Place | None
     nbytes: Nbytes

@@ -92,6 +92,8 @@ def example(kind: inspect.Type, number: int, *, bare: bool = False) -> Iterator[
             yield several(item, number)
         case inspect.TupleType(item_types=items):
             yield tuple(next(example(item, number + place)) for place, item in enumerate(items))
+        case inspect.NamedTupleType(cls=cls, fields=fields):
+            yield cls(*(next(example(field.type, number + place)) for place, field in enumerate(fields)))
         case inspect.DictType(key_type=key, value_type=value):
             yield {next(example(key, number)): next(example(value, number))}
         case inspect.EnumType(cls=cls):

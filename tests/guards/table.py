@@ -14,6 +14,7 @@ from tests.guards import (
     of_replicas,
     of_reports,
     of_saves,
+    of_scrub,
     of_simulator,
     of_tools,
 )
@@ -23,7 +24,7 @@ GUARDS: tuple[Guard, ...] = (
     *of_simulator.ROWS, *of_nodes.ROWS, *of_saves.ROWS, *of_daemons.ROWS, *of_ends.ROWS, *of_tools.ROWS,
     *of_connect.ROWS, *of_leaders.ROWS, *of_replicas.ROWS, *of_loads.ROWS, *of_pulls.ROWS, *of_reports.ROWS,
     *of_journal.ROWS,
-    *of_metadata.ROWS, *of_dropped.ROWS,
+    *of_metadata.ROWS, *of_dropped.ROWS, *of_scrub.ROWS,
 )  # fmt: skip
 
 _COSTS = "it takes 3 GiB of /dev/shm and fails after a minute; tests/faults/test_slow_memory.py has the same guard"
@@ -40,6 +41,8 @@ WITHOUT = {  # tests that have no row, and why
         "it compares a document with an output: whatever changes the output fails it",
     f"{FAULTS}test_account.py::test_a_step_costs_less_than_20_us":
         "no line of the product keeps a call short: it writes two numbers to memory",
+    f"{FAULTS}test_scrub.py::test_saves_beside_a_scrub_without_a_pause_lose_nothing_and_raise_no_alarm":
+        "when a slot is read while it is given away is chance: tests/unit/parity/test_scrub.py has a guard",
     f"{FAULTS}test_preempted.py::test_a_question_costs_less_than_20_us":
         "an idle machine also opens the board at each question in that time",
     f"{FAULTS}test_preempted.py::test_what_was_asked_for_when_no_rank_lived_does_not_end_the_next_run":

@@ -282,7 +282,7 @@ def _damaged(look: Look) -> Iterator[Found]:
         if one.tier == Tier.PFS:
             yield Found(
                 f"{whose} is damaged on the store: {_short(one.what)}{more}",
-                f"another step: ckptd list {job.store}/{job.job}; of the damage: ckptd verify",
+                f"load an older step: ckptd list {job.store}/{job.job}; all damage: ckptd verify {job.store}/{job.job}",
             )
         else:
             part = "parity of " if one.tier == Tier.REBUILT else ""

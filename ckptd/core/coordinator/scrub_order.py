@@ -9,14 +9,14 @@ T = TypeVar("T")
 
 
 class Read(NamedTuple):
-    """How far something was read. at: when to its end, last; None: never. place: where it goes on; None: not begun."""
+    """How far it was read. at: when to its end, last; None: never. place: where that continues; None: not begun."""
 
     at: float | None = None
     place: Place | None = None
 
 
 def due_at(read: Read, every_s: float) -> float:
-    """When it is to be read (on); in the past: at once."""
+    """When it is to be read (further); in the past: at once."""
     return float("-inf") if read.place is not None or read.at is None else read.at + every_s
 
 

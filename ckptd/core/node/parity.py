@@ -42,7 +42,7 @@ class Protection:
         )  # runs that are not the job's: their parity stays until it is given up
 
     @property
-    def encodes(self) -> bool:
+    def is_encoding(self) -> bool:
         """Whether an encode runs here."""
         return self._running is not None
 
@@ -52,7 +52,7 @@ class Protection:
         Nothing where it does not, or another encode runs. The outcome is an Encoded, as of any.
         """
         chunk, ordered = self.chunks.get(key), self.ordered
-        if chunk is None or self.encodes or key != self.newest or key == self.copying:
+        if chunk is None or self.is_encoding or key != self.newest or key == self.copying:
             return []
         if ordered is not None and ordered not in self.chunks:
             return []  # a newer one goes first

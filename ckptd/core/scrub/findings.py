@@ -9,7 +9,7 @@ from ckptd.core.node.node import JobNode
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol.messages import Tier
 
-_MOST = 256  # places; more of them are no news
+_MOST = 256  # places that are remembered
 WHERE = {Tier.ARENA: "in memory", Tier.REBUILT: "in memory", Tier.PFS: "on the store"}
 
 

@@ -74,7 +74,7 @@ class MemoryScrub:
         node = self._node
         moves = node.fetching.saves or node.gathering.saves or node.pulled.saves
         waits = node.slot_retention.pending or node.loads.save or node.drain.save
-        return not (moves or waits or node.protection.encodes)
+        return not (moves or waits or node.protection.is_encoding)
 
     # --- what is read next
 

@@ -24,7 +24,7 @@ class Paces:
 
 
 class Scrub:
-    """Hears what the halves of the job have heard, after them."""
+    """Gets the events of the job, after its two halves."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the job's parts
         self, node: JobNode, coordinator: Coordinator, links: Links, policy: Policy, paces: Paces,
@@ -91,7 +91,7 @@ class Scrub:
         return [Mend(job=self._job, save=order.save, ranks=order.ranks, slots=slots)]
 
     def _ended_here(self, event: ev.MendEnded, _now: float) -> list[Action]:
-        """The coordinator is told."""
+        """For the coordinator."""
         return [self._node.membership.report(event)]
 
     def _reported(self, report: ev.Report) -> list[Action]:

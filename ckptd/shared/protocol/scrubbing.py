@@ -1,4 +1,4 @@
-"""Where a scrub of a committed checkpoint goes on, and what it has found. Pure."""
+"""Where a scrub of a committed checkpoint continues. Pure."""
 
 from typing import Annotated, NamedTuple
 

@@ -161,7 +161,7 @@ def test_a_state_that_cannot_be_read_is_said_and_one_that_cannot_be_written_is_a
     state.write_text("{")
     code, told = found(ckptd, str(store), "--state", str(state))
     assert (code, len(told["checkpoints"])) == (0, 3)
-    assert "begins anew" in told["notes"][0]
+    assert "begins again" in told["notes"][0]
     (tmp_path / "file").write_text("")
     code, _, err = ckptd(str(store), "--state", str(tmp_path / "file" / "state.json"))
     assert code == 1

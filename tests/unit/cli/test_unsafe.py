@@ -119,7 +119,7 @@ CASES = {
     "damaged": (
         found(scrub=scrubbed("pfs", "arena")),
         "rank 3 of step 1200 is damaged on the store: block 7 is bad (and 1 more)",
-        f"another step: ckptd list {a_status.STORE}/llama-7b",
+        f"load an older step: ckptd list {a_status.STORE}/llama-7b",
     ),
     "unprotected": (
         found(degraded=[LONE]),

@@ -27,6 +27,7 @@ from tests.unit.core.nodes import test_rare_ends as ends
 from tests.unit.core.nodes import test_readers as readers
 from tests.unit.core.nodes import test_replicas as replicas
 from tests.unit.core.nodes import test_restarts as restarts
+from tests.unit.core.nodes import test_scrub as scrub
 from tests.unit.core.nodes import test_two_runs as two_runs
 
 FOUND = rare.test_what_is_found_committed_is_durable_whatever_was_said_of_it
@@ -212,6 +213,51 @@ ROWS: dict[Callable[..., Any], list[str]] = {
         "load: reading -> collecting: a rank could not read"
     ],
     restores.test_a_rank_that_never_reports_ends_the_load_and_is_named: ["load: reading -> -: refused"],
+    scrub.test_a_damaged_segment_is_rebuilt_from_the_set: [
+        "memory scrub: - -> reading: its turn",
+        "memory scrub: reading -> rebuilding: damaged, the set can make it again",
+        "memory scrub: rebuilding -> -: sound again",
+    ],
+    scrub.test_what_was_staged_is_read_an_hour_later_and_then_again: ["memory scrub: reading -> -: sound"],
+    scrub.test_a_block_that_the_executor_calls_gone_is_no_finding: ["memory scrub: reading -> -: released meanwhile"],
+    scrub.test_a_job_without_a_set_has_the_store_alone: [
+        "memory scrub: reading -> copying: damaged, the store may have it",
+        "memory scrub: copying -> -: damaged, nothing has it",
+    ],
+    scrub.test_a_damaged_tail_that_nothing_has_is_said_until_its_save_is_released: [
+        "memory scrub: reading -> -: damaged, nothing has it"
+    ],
+    scrub.test_what_cannot_be_rebuilt_comes_from_the_store_block_by_block: [
+        "memory scrub: rebuilding -> copying: damaged, the store may have it",
+        "memory scrub: copying -> -: sound again",
+    ],
+    partial(scrub.test_a_save_that_is_released_meanwhile_is_no_finding, "rebuilding"): [
+        "memory scrub: rebuilding -> -: released meanwhile"
+    ],
+    partial(scrub.test_a_save_that_is_released_meanwhile_is_no_finding, "copying"): [
+        "memory scrub: copying -> -: released meanwhile"
+    ],
+    partial(scrub.test_damaged_parity_is_made_again_from_the_segments, fails=True): [
+        "memory scrub: rebuilding -> -: damaged, nothing has it"
+    ],
+    scrub.test_the_coordinator_reads_what_was_committed_a_day_ago_piece_by_piece: [
+        "store scrub: - -> reading: its turn",
+        "store scrub: reading -> -: sound",
+    ],
+    partial(scrub.test_a_store_that_is_silent_or_a_checkpoint_that_is_removed_is_no_finding, {"problem": "EIO"}, 61): [
+        "store scrub: reading -> -: the store did not answer"
+    ],
+    partial(
+        scrub.test_a_store_that_is_silent_or_a_checkpoint_that_is_removed_is_no_finding, {"gone": True}, scrub.DAY + 1
+    ): ["store scrub: reading -> -: removed meanwhile"],
+    scrub.test_what_is_no_image_is_said_and_left: ["store scrub: reading -> -: damaged, nothing can make it again"],
+    scrub.test_damaged_images_are_written_again_where_they_lie_in_memory: [
+        "store scrub: reading -> mending: damaged images",
+        "store scrub: mending -> -: all nodes answered",
+    ],
+    scrub.test_a_node_that_does_not_answer_is_waited_for_an_hour: [
+        "store scrub: mending -> -: some node did not answer"
+    ],
 }
 
 

@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 
+from ckptd.cli import scrub
 from ckptd.system.config import FOREIGN_VARIABLES, PREFIX, Config, load_config
 from tests.cluster import Node
 
@@ -19,6 +20,8 @@ INSTANCES = {
     "ckptd@.service": "ckptd@root.service",
     "ckptd-user.service": "ckptd.service",
     "ckptd-metrics@.service": "ckptd-metrics@root.service",
+    "ckptd-scrub@.service": "ckptd-scrub@root.service",
+    "ckptd-scrub@.timer": "ckptd-scrub@root.timer",
     "run-ckptd.mount": "run-ckptd.mount",
 }
 MAX_EXPOSURE = 2.5
@@ -80,6 +83,17 @@ def test_the_user_unit_asks_for_nothing_that_needs_root():
     assert not [key for key in service if key.startswith(("Private", "Protect", "Device"))], "wants a mount namespace"
 
 
+def test_the_scrub_is_what_the_command_line_takes_and_writes_where_stores_are():
+    service = parse("ckptd-scrub@.service")["Service"]
+    arguments = service["Environment"].strip('"').partition("=")[2].split()
+    assert service["ExecStart"] == "/usr/bin/env ckptd scrub --all $SCRUB_ARGS"
+    with scrub.command.make_context("scrub", ["--all", *arguments]) as context:
+        assert context.params["limit"] == "6h"
+    assert service["ProtectSystem"] == "full", "strict would make the store read-only"
+    assert "ProtectHome" not in service
+    assert service["User"] == "%i"
+
+
 def test_mount_drop_in_and_tmpfiles_agree_where_arenas_are():
     mount = parse("run-ckptd.mount")["Mount"]
     assert mount["Where"] == "/run/ckptd", "systemd wants the unit to be called after it"
@@ -96,7 +110,7 @@ def test_mount_drop_in_and_tmpfiles_agree_where_arenas_are():
 def test_the_example_of_an_environment_file_is_one(tmp_path):
     given = assignments("example.env")
     ours = {name: value for name, value in given.items() if name.startswith(PREFIX)}
-    assert set(given) - set(ours) == {"PATH", "METRICS_ARGS"}
+    assert set(given) - set(ours) == {"PATH", "METRICS_ARGS", "SCRUB_ARGS"}
     assert not FOREIGN_VARIABLES & set(ours), "the clients' are read from the ranks' environment"
     _, sources = load_config({}, ours, "/dev/null")
     assert len([source for source in sources.values() if source != "default"]) == len(ours)
@@ -112,6 +126,8 @@ def test_systemd_finds_no_fault(name, copy, tmp_path):
         drop_ins.mkdir()
         shutil.copy(UNITS / "huge-arena.conf", drop_ins)
         shutil.copy(UNITS / "run-ckptd.mount", tmp_path)
+    if name == "ckptd-scrub@.timer":
+        shutil.copy(UNITS / "ckptd-scrub@.service", tmp_path)
     mode = ["--user"] if "user" in name else []
     command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *mode, str(unit)]
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
@@ -123,7 +139,7 @@ def test_systemd_finds_no_fault(name, copy, tmp_path):
 
 
 @needs_analyze
-@pytest.mark.parametrize("name", ["ckptd@.service", "ckptd-metrics@.service"])
+@pytest.mark.parametrize("name", ["ckptd@.service", "ckptd-metrics@.service", "ckptd-scrub@.service"])
 def test_how_much_of_the_machine_a_bug_could_reach(name, tmp_path):
     unit = tmp_path / name.replace("@", "@ann")
     unit.write_bytes((UNITS / name).read_bytes())

@@ -1,0 +1,54 @@
+"""Guards of scrubs: what is found, from where it is made good, what is no finding, and the rate."""
+
+from tests.guards.guard import Edit, Guard, nodes_guard
+from tests.guards.guard import fault_guard as _row
+
+_MEMORY, _STORE = "ckptd/core/scrub/memory.py", "ckptd/core/scrub/store.py"
+_UNIT = "tests/unit/parity/test_scrub.py::"
+_CORE = "tests/unit/core/nodes/test_scrub.py::"
+
+ROWS = (
+    _row(
+        "scrub-takes-blocks-from-the-store", _MEMORY,
+        "if item.rank is None or place.block == TAIL:", "if item:",
+        "scrub.py::test_a_bit_in_idle_memory_is_made_good_from_the_store",
+    ),
+    _row(
+        "scrub-remembers-what-is-damaged", "ckptd/core/scrub/findings.py",
+        "elif spot in self.damaged or len(self.damaged) < _MOST:", "elif spot in self.damaged:",
+        "scrub.py::test_what_nothing_has_stands_first_in_status_until_it_is_released",
+    ),
+    _row(
+        "scrub-writes-images-again-from-memory", "ckptd/checkpoint/requests.py",
+        "        if copies:\n", "        if not copies:\n",
+        "scrub.py::test_bits_on_the_store_are_made_good_from_memory",
+    ),
+    _row(
+        "scrub-says-what-is-lost", _STORE,
+        "lost = rank in event.lost or not event.how", "lost = rank in ()",
+        "scrub.py::test_a_bit_on_the_store_that_no_memory_has_is_reported",
+    ),
+    _row(
+        "scrub-keeps-its-rate", "ckptd/core/coordinator/scrub_order.py",
+        "self.free_at = max(self.free_at, now) + nbytes / max(1, self.bytes_per_s)", "self.free_at = now",
+        "scrub.py::test_the_rate_of_a_daemon_is_kept",
+    ),
+    nodes_guard(
+        "scrub-rebuilds-from-the-set", _MEMORY,
+        "chunk = self._chunk_for(slot) if slot is not None else None", "chunk = None",
+        "scrub.py::test_a_segment_and_parity_are_made_again_from_the_set",
+    ),
+    Guard(
+        "scrub-compares-seals-after-it-has-read",
+        (Edit("ckptd/parity/scrub.py", "if damage and bytes(view[-SEALS_NBYTES:]) != sealed:", "if damage is None:"),),
+        (
+            f"{_UNIT}test_a_slot_that_goes_from_save_to_save_is_never_damaged",
+            f"{_UNIT}test_a_seal_that_came_back_is_another_one",
+        ),
+    ),
+    Guard(
+        "scrub-waits-for-saves-and-drains",
+        (Edit(_MEMORY, "        if not self._is_quiet():\n", "        if self._job is None:\n"),),
+        (f"{_CORE}test_it_waits_for_saves_drains_and_encodes",),
+    ),
+)  # fmt: skip
