@@ -186,6 +186,22 @@ class Machine(RuleBasedStateMachine):
         problem = "" if how == "well" else how
         self.world.report(procs[pick % len(procs)], problem, fatal=how == "fatal", reshape=how == "reshape")
 
+    # --- damage
+
+    @precondition(lambda self: any(f.digested for f in self.world.files.values()))
+    @rule(pick=PICK)
+    @told
+    def damage(self, pick):
+        names = sorted(name for name, f in self.world.files.items() if f.digested)
+        self.world.damage(names[pick % len(names)])
+
+    @precondition(lambda self: self.world.committed)
+    @rule(pick=PICK)
+    @told
+    def damage_stored(self, pick):
+        saves = sorted(self.world.committed)
+        self.world.bad.add(saves[pick % len(saves)])
+
     # --- time, outcomes and deaths
 
     @precondition(lambda self: self.up() and self.world.todo)
@@ -202,7 +218,7 @@ class Machine(RuleBasedStateMachine):
             if self.world.todo:
                 self.world.finish(0, well=True)
 
-    @rule(seconds=st.sampled_from([0.5, 2, 31, 301, 90000]))
+    @rule(seconds=st.sampled_from([0.5, 2, 31, 301, 5001, 90000]))
     @told
     def wait(self, seconds):
         self.world.now += seconds

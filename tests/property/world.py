@@ -3,6 +3,7 @@
 Whatever is asynchronous in a daemon waits in ``todo`` until a test completes it, well or badly, or the daemon dies.
 """
 
+import re
 from dataclasses import dataclass, field
 
 from ckptd.core import actions as act
@@ -27,12 +28,15 @@ from tests.runs import RUN, STORE_ID
 from tests.seals import a_seal
 
 KEY = JobKey("/store", "job")
-POLICY = Policy(slots_per_rank=3, keep_last=2, connect_timeout_s=30, stage_timeout_s=300, drain_give_up_s=120)
+POLICY = Policy(
+    slots_per_rank=3, keep_last=2, connect_timeout_s=30, stage_timeout_s=300, drain_give_up_s=120,
+    scrub_memory=1 << 30, scrub_memory_every_s=5000.0, scrub_store=1 << 30, scrub_store_every_s=5000.0,
+)  # fmt: skip
 REOPENED = {End.KEPT, End.FAILED}
 LOST = {End.SKIPPED, End.ABANDONED, End.FAILED}
 ASYNC = (
     act.AllocateSlots, act.TakeDigests, act.TakeIncarnation, act.ScanStore, act.Drain, act.WriteVote, act.Commit,
-    act.RemoveCheckpoint, act.RemovePartial,
+    act.RemoveCheckpoint, act.RemovePartial, act.ScrubBlock, act.CopyBlock, act.ScrubPiece, act.Mend,
 )  # fmt: skip
 
 
@@ -45,6 +49,7 @@ class File:
     world: int = 1
     save: SaveId | None = None
     digested: bool = False
+    damaged: bool = False  # a bit has flipped since it was digested
 
 
 @dataclass
@@ -90,6 +95,9 @@ class World:
         self.drained: dict[SaveId, int] = {}
         self.store_number = 0
         self.made_up = False  # some number did not come from the store
+        self.read: dict[int, bool] = {}  # by scrub that has read: it found damage
+        self.bad: set[SaveId] = set()  # committed, and an image of rank 0 is damaged
+        self.mended: set[SaveId] = set()
         self.staged: dict[SaveId, int] = {}  # ever seen whole -> world size
         self.past: set[SaveId] = set()  # staged once, given up when their job was over
         self.orphan_since: float | None = None
@@ -127,14 +135,45 @@ class World:
             self.trace.append(f"    < {action}")
             if isinstance(action, ASYNC):
                 self.todo.append(action)
+                self._read(action)
+            elif isinstance(action, act.Note) and action.text.startswith("scrub"):
+                self._found(action.text)
             elif isinstance(action, act.ToRank):
                 self._hear(action)
             elif isinstance(action, act.FreeSlot):
                 self._may_go(action.slot)
                 self.files[action.slot].save, self.files[action.slot].digested = None, False
+                self.files[action.slot].damaged = False
             elif isinstance(action, act.UnlinkSlot):
                 self._may_go(action.slot)
                 del self.files[action.slot]
+
+    # --- scrubs
+
+    def damage(self, name: str) -> None:
+        """A bit flips in what a slot holds."""
+        self.trace.append(f"a bit flips in {name}")
+        self.files[name].damaged = True
+
+    def _read(self, action: act.Action) -> None:
+        """A scrub reads now, and its answer comes later, when something else may lie there."""
+        if isinstance(action, act.ScrubBlock):
+            file = self.files.get(action.name)
+            there = file is not None and file.save == action.save and file.digested
+            assert there, f"{action} of what is not there"
+            self.read[id(action)] = file.damaged
+        elif isinstance(action, act.ScrubPiece):
+            self.read[id(action)] = action.save in self.bad
+
+    def _found(self, text: str) -> None:
+        """A finding is true, now: an alarm for what was given away meanwhile is false."""
+        step = int(re.search(r"of step (\d+)", text)[1])
+        rank = int(re.search(r"rank (\d+)", text)[1])
+        if " on the store: " in text:
+            assert any(save.step == step for save in self.bad | self.mended), text
+            return
+        held = [f for f in self.files.values() if f.rank == rank and f.save is not None and f.save.step == step]
+        assert any(f.damaged for f in held) or (held and "; made good from" in text), text
 
     def _may_go(self, slot: str) -> None:
         """A slot is freed or unlinked: nobody may be reading it for a good purpose."""
@@ -158,7 +197,7 @@ class World:
         for action, happened in zip(self.todo, effects, strict=False):
             if happened:
                 self._effect(action)
-        self.todo, self.catalogue, self.known = [], None, set()
+        self.todo, self.catalogue, self.known, self.read = [], None, set(), {}
         self.trace.append("daemon killed")
         for proc in self.procs:
             if proc.alive and proc.state in ("waiting", "in"):
@@ -248,6 +287,40 @@ class World:
                 return [ev.CommitEnded(job=KEY, save=save, nbytes=10 if well else 0, problem=problem)]
             case act.RemoveCheckpoint(save=save):
                 return [ev.CheckpointRemoved(job=KEY, save=save, problem=problem)]
+        return self._scrubbed(action, well)
+
+    def _scrubbed(self, action: act.Action, well: bool) -> list[ev.Event]:
+        """The outcome of a scrub; badly: the store does not answer, or what was read was given away meanwhile."""
+        match action:
+            case act.ScrubBlock(name=name, save=save):
+                bad = self.read.pop(id(action))
+                return [
+                    ev.BlockScrubbed(
+                        job=KEY, name=name, save=save, nbytes=10, last=action.block >= 0, gone=not well,
+                        damage="damaged" if bad and well and action.block >= 0 else "",
+                    )
+                ]  # fmt: skip
+            case act.CopyBlock(name=name, save=save):
+                file = self.files.get(name)
+                well &= file is not None and file.save == save and save in self.committed
+                if well:
+                    file.damaged = False
+                return [ev.BlockCopied(job=KEY, name=name, save=save, problem="" if well else "EIO")]
+            case act.ScrubPiece(save=save):
+                bad = self.read.pop(id(action))
+                harms = (ev.Harm("image", "damaged", 0),) if bad and well else ()
+                gone, problem = save not in self.committed, "" if well else "EIO"
+                return [ev.PieceScrubbed(job=KEY, save=save, nbytes=10, harms=harms, gone=gone, problem=problem)]
+            case act.Mend(save=save, slots=slots):
+                well &= save in self.committed and all(
+                    name in self.files and self.files[name].save == save and not self.files[name].damaged
+                    for _, name in slots
+                )
+                if well and slots:
+                    self.bad.discard(save)
+                    self.mended.add(save)
+                    return [ev.MendEnded(job=KEY, save=save, how="memory")]
+                return [ev.MendEnded(job=KEY, save=save, lost=action.ranks, problem="nothing has it")]
         return []
 
     def _effect(self, action: act.Action) -> list[str]:  # noqa: C901

@@ -16,6 +16,7 @@ from ckptd.shared.protocol.status import (
     NodeStatus,
     PaceStatus,
     RankStatus,
+    ScrubStatus,
     Status,
     TotalsStatus,
     WorkerStatus,
@@ -99,6 +100,10 @@ def job(**changes: Any) -> JobStatus:
             runs=4, staged_nbytes=9 * GIB, drained_nbytes=3 * GIB, losses={"node": 2, "ranks": 1}, lost_steps=70,
             missing=0,
         ),
+        "scrub": ScrubStatus(
+            memory_nbytes=8 * GIB, memory_age_s=12.0, store_nbytes=2 * GIB, store_age_s=None, found=1, mended=1,
+            damaged=[],
+        ),
         "histograms": [
             Histogram(what="staged", bounds=[0.5, 1.0], counts=[0, 2, 1], total=4.5),
             Histogram(what="stall", bounds=[0.5, 1.0], counts=[3, 0, 0], total=0.3),
@@ -112,6 +117,7 @@ def job(**changes: Any) -> JobStatus:
 NOTHING: dict[str, Any] = {
     "ranks": [], "checkpoints": [], "drain": None, "errors": [], "ends": {}, "pace": None, "histograms": [],
     "goodput": None, "totals": None,
+    "scrub": None,
 }  # fmt: skip
 
 

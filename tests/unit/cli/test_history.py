@@ -230,8 +230,8 @@ def test_advise_without_figures_is_not_fine(ckptd, tmp_path, journal):
 STRUCTS = {
     found.__name__: {field.name for field in msgspec.structs.fields(found)}
     for found in (
-        summary.Summary, summary.RunRow, status.Goodput, spread.Spread, runs.Save, runs.Loss, runs.Restore, runs.Fault,
-        advice.Advice, intervals.Costs, intervals.Choice,
+        summary.Summary, summary.RunRow, status.Goodput, spread.Spread, runs.Save, runs.Loss, runs.Restore,
+        runs.Damage, runs.Fault, advice.Advice, intervals.Costs, intervals.Choice,
     )
 }  # fmt: skip
 

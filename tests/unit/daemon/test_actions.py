@@ -6,6 +6,7 @@ from ckptd.daemon.action_executor import ActionExecutor
 from ckptd.daemon.journals import Journals
 from ckptd.daemon.loop import Daemon
 from ckptd.daemon.parity_executor import ParityExecutor
+from ckptd.daemon.scrubbing import ScrubExecutor
 
 
 class Parts(Daemon):
@@ -20,6 +21,7 @@ class Parts(Daemon):
             node="a", arena=arena, peers=None, encoding=None, fetching=None, cleaning=None, deliver=None
         )
         self._plane = self._gateway = self._executor
+        self._scrubs = ScrubExecutor(arena, None, None, None, 0)
         self._journals = Journals(arena.path, None, None, uses=None, marks=None)
 
 
@@ -31,3 +33,4 @@ def test_every_action_is_carried_out(tmp_path):
         assert {*parts._table()} == kinds - {act.Action}
     finally:
         parts._executor.boards.work.close()
+        parts._scrubs.work.close()
