@@ -23,6 +23,7 @@ from ckptd.store.workers import Stores
 
 log = logging.getLogger("ckptd")
 _BLOCK_S = 60.0  # a store that takes longer for a block has none
+_PIECE_S = 240.0  # and for a piece: it costs the worker a thread, and not its life
 
 
 class ScrubExecutor:
@@ -140,6 +141,7 @@ class ScrubExecutor:
                 id=i, store_id=store_id, job=job.job, save=save, place=action.place, nbytes=action.nbytes
             ),
             answer,
+            patience_s=_PIECE_S,
         )  # fmt: skip
 
     def _mend(self, action: act.Mend) -> None:

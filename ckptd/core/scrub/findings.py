@@ -23,6 +23,10 @@ class Spot(NamedTuple):
     what: str = ""  # of no rank: there are many such files
 
 
+def _spot(node: str, found: ev.ScrubFound) -> Spot:
+    return Spot(node, found.tier, found.save, found.rank, "" if found.rank is not None else found.what)
+
+
 class Findings:
     """Of one job. On its coordinator those of all nodes, elsewhere those of this one."""
 
@@ -33,7 +37,9 @@ class Findings:
         self.mended = 0
 
     def say(self, found: ev.ScrubFound) -> list[Action]:
-        """This node's scrub has found it: for the log, the status, and the coordinator."""
+        """This node's scrub has found it: for the log, the status, and the coordinator. Said once while it lasts."""
+        if not found.mended and _spot(self._node.node, found) in self.damaged:
+            return []
         self.found += 1
         self.mended += bool(found.mended)
         self.heard(self._node.node, found)
@@ -41,7 +47,7 @@ class Findings:
 
     def heard(self, node: str, found: ev.ScrubFound) -> None:
         """A node has found it."""
-        spot = Spot(node, found.tier, found.save, found.rank, "" if found.rank is not None else found.what)
+        spot = _spot(node, found)
         if found.mended:
             self.damaged.pop(spot, None)
         elif spot in self.damaged or len(self.damaged) < _MOST:

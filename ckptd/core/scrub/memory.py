@@ -56,7 +56,8 @@ class MemoryScrub:
 
     def is_new(self, save: SaveId, now: float) -> None:
         """Something of the save was digested, or has come here: it is sound."""
-        self._new_at[save] = now
+        if self._pace.bytes_per_s:
+            self._new_at[save] = now
 
     def _items(self) -> dict[Item, Read]:
         """All that can be read, and how far it is."""

@@ -19,9 +19,9 @@ from ckptd.shared.protocol.messages import Tier
 from ckptd.shared.protocol.scrubbing import BEGIN, Place
 
 PAUSE_S = 5.0  # while something else is going on
-SILENT_S = 60.0  # after a store that did not answer
+SILENT_S = 60.0  # after a store that did not answer; doubled each time
 MEND_S = 3600.0  # how long a node may take to write files again
-_PIECE_NBYTES = 16 * BLOCK_NBYTES  # at most: about a second's worth
+_PIECE_NBYTES = 4 * BLOCK_NBYTES  # at most: a slow store answers in time, too
 
 
 class StoreScrub:
@@ -43,10 +43,12 @@ class StoreScrub:
         self._asked: dict[str, tuple[int, ...]] = {}  # nodes that have not answered, for which ranks
         self._until: float | None = None
         self._not_before = float("-inf")
+        self._silent = 0  # pieces in a row that were not answered
 
     def is_new(self, save: SaveId, now: float) -> None:
         """It was committed now."""
-        self._new_at[save] = now
+        if self._pace.bytes_per_s:
+            self._new_at[save] = now
 
     def _saves(self) -> dict[SaveId, Read]:
         """Newest first: a load would take that."""
@@ -107,9 +109,12 @@ class StoreScrub:
         save = self._at[0]
         self.nbytes += event.nbytes
         self._pace.took(event.nbytes, now)
-        if event.problem:
-            self._not_before = now + SILENT_S
+        if event.problem:  # this one has its next turn with all others: a read of it may hang
+            self._read[save] = Read(now)
+            self._silent += 1
+            self._not_before = now + min(SILENT_S * 2 ** (self._silent - 1), self._every_s)
             return self._end(StoreOn.SILENT)
+        self._silent = 0
         if event.gone or save not in self._saves():  # a look at the store will find that, too
             self._harmed = False
             self._read[save] = Read(now)

@@ -244,12 +244,12 @@ ROWS: dict[Callable[..., Any], list[str]] = {
         "store scrub: - -> reading: its turn",
         "store scrub: reading -> -: sound",
     ],
-    partial(scrub.test_a_store_that_is_silent_or_a_checkpoint_that_is_removed_is_no_finding, {"problem": "EIO"}, 61): [
+    partial(scrub.test_a_store_that_is_silent_or_a_checkpoint_that_is_removed_is_no_finding, {"problem": "EIO"}): [
         "store scrub: reading -> -: the store did not answer"
     ],
-    partial(
-        scrub.test_a_store_that_is_silent_or_a_checkpoint_that_is_removed_is_no_finding, {"gone": True}, scrub.DAY + 1
-    ): ["store scrub: reading -> -: removed meanwhile"],
+    partial(scrub.test_a_store_that_is_silent_or_a_checkpoint_that_is_removed_is_no_finding, {"gone": True}): [
+        "store scrub: reading -> -: removed meanwhile"
+    ],
     scrub.test_what_is_no_image_is_said_and_left: ["store scrub: reading -> -: damaged, nothing can make it again"],
     scrub.test_damaged_images_are_written_again_where_they_lie_in_memory: [
         "store scrub: reading -> mending: damaged images",
