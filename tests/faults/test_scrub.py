@@ -15,6 +15,7 @@ from ckptd.shared.protocol import journal as log
 from ckptd.shared.protocol.status import ScrubStatus
 from tests import pythons
 from tests.cluster import Node, wait_for
+from tests.faults.mounts import FuseStore, needs_fuse
 from tests.faults.ranks import JOB, Ranks, told
 from tests.faults.test_bit_flips import flip
 from tests.faults.test_journal import entries, save
@@ -164,6 +165,30 @@ def test_saves_beside_a_scrub_without_a_pause_lose_nothing_and_raise_no_alarm(no
         assert (scrub(node).found, scrub(node).damaged) == (0, [])
         ranks.call("close")
     assert "scrub:" not in node.log_text()
+
+
+@needs_fuse
+def test_a_store_that_hangs_under_a_scrub_costs_no_save_and_raises_no_alarm(tmp_path: Path):
+    with FuseStore(str(tmp_path)) as fuse, told(fuse.path, logs=str(tmp_path)) as node:
+        node.start(*STORE, "--store-timeout-s", "1.5")
+        with Ranks(node) as ranks:
+            ranks.call("connect", drain_every=1000)
+            save(ranks, 10)
+            wait_for(lambda: scrub(node).store_nbytes)
+            fuse.hang()
+            wait_for(lambda: node.status().workers[0].busy)
+            for step in (20, 30, 40, 50):
+                assert ranks.call("save", step)[0] < 2
+                assert ranks.call("wait", step, "staged") == [("staged", None)]
+            began = time.monotonic()
+            assert node.status().jobs
+            assert time.monotonic() - began < 1
+            fuse.go_on()
+            read = scrub(node).store_nbytes
+            wait_for(lambda: scrub(node).store_nbytes > read)
+            assert (scrub(node).found, scrub(node).damaged) == (0, [])
+            save(ranks, 60)
+            ranks.kill()
 
 
 def test_the_rate_of_a_daemon_is_kept(node: Node):
