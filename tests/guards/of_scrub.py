@@ -25,7 +25,7 @@ ROWS = (
     ),
     _row(
         "scrub-says-what-is-lost", _STORE,
-        "lost = rank in event.lost or not event.how", "lost = rank in ()",
+        'actions += self._say(event.save, harm, "" if lost else event.how)', 'actions += self._say(event.save, harm, "memory")',
         "scrub.py::test_a_bit_on_the_store_that_no_memory_has_is_reported",
     ),
     _row(

@@ -120,11 +120,12 @@ class Writer(threading.Thread):
             self.arena.seal(KEY, self.name, seal)
             self.arena.seal_digests(KEY, self.name, self.arena.digests(KEY, self.name, save))
             self.saves.append(save)
+            time.sleep(0.002)  # a save lies for a while
 
 
 def test_a_slot_that_goes_from_save_to_save_is_never_damaged(arena):
     """The writer never waits for the reader, which reads what it was told of a moment ago."""
-    nbytes = 1 << 20
+    nbytes = 8 << 20
     name, _ = a_slot(arena)
     writer = Writer(arena, name, nbytes)
     writer.start()
