@@ -25,7 +25,7 @@ ROWS = (
     ),
     _row(
         "scrub-says-what-is-lost", _STORE,
-        'actions += self._say(event.save, harm, "" if lost else event.how)', 'actions += self._say(event.save, harm, "memory")',
+        'self._say(event.save, harm, "" if lost else event.how)', 'self._say(event.save, harm, "memory")',
         "scrub.py::test_a_bit_on_the_store_that_no_memory_has_is_reported",
     ),
     _row(
