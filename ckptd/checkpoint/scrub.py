@@ -85,14 +85,15 @@ class _Pass:
             self._report.problem(where, str(error).removeprefix(f"{where}: "))
 
     def _read(self, records: StoredRecords, at: Place, count: int) -> Place:
-        span, rank = range(at.block, at.block + count), at.part - 1
+        span, rank, before = range(at.block, at.block + count), at.part - 1, self._report.nbytes
         try:
             nbytes = self._image(records, rank, span) if rank < len(records) else self._parity(records, at, span)
         except DamagedError as error:  # of a vote
             nbytes = 0
             if not any(problem.what in str(error) for problem in self._report.problems):
                 self._report.problem(self._path, error.message.removeprefix(f"{self._path}: "))
-        return Place(at.part, span.stop) if span.stop < block_count(nbytes) else Place(at.part + 1, 0)
+        ends = span.stop >= block_count(nbytes) or self._report.nbytes == before  # what cannot be read is said
+        return Place(at.part + 1, 0) if ends else Place(at.part, span.stop)
 
     def _image(self, records: StoredRecords, rank: int, span: range) -> int:
         record, manifest = records[rank], records.manifest

@@ -18,6 +18,7 @@ from ckptd.checkpoint.export import run
 from ckptd.checkpoint.export.run import Order
 from ckptd.checkpoint.finish import finish
 from ckptd.checkpoint.repair.run import rebuild
+from ckptd.checkpoint.scrub import scrub_piece
 from ckptd.checkpoint.verify import verify_path
 from ckptd.cli import invoke
 from ckptd.daemon.adoption import Adoption  # noqa: F401
@@ -124,12 +125,20 @@ def plugin(final):
         raise
 
 
+def scrubbed(final):
+    """Piece by piece, each of one block."""
+    at = BEGIN
+    while at is not None:
+        at = scrub_piece(final, at, 1, XXH3).next
+
+
 CHECKPOINT = {
     "load": reader.load,
     "load_two": reader.load_two,
     "load_from": reader.load_from,
     "plugin": plugin,
     "verify": verify_path,
+    "scrub": scrubbed,
     "list": lambda final: quietly("list", os.path.dirname(final)),
     "export torch": exported("torch"),
     "export dcp": exported("dcp"),
@@ -162,14 +171,21 @@ def load_others(final):
         assert all(torch.equal(tensor.to_local(), part) for tensor, part in mine.values())
 
 
-RANKS = {"load": load_others, "verify": verify_path, "rebuild": rebuild, "list": CHECKPOINT["list"], "prune": pruned}
+RANKS = {
+    "load": load_others,
+    "verify": verify_path,
+    "scrub": scrubbed,
+    "rebuild": rebuild,
+    "list": CHECKPOINT["list"],
+    "prune": pruned,
+}
 UNFINISHED = {
     "list": lambda path: quietly("list", os.path.dirname(path)),
     "verify": lambda path: verify_path(os.path.dirname(path)),
     "numbers": numbered,
     "finish": lambda path: finish(key_of(path), "mutant"),
 }
-PARITY = {"verify": verify_path, "rebuild": rebuild, "list": CHECKPOINT["list"], "prune": pruned}
+PARITY = {"verify": verify_path, "scrub": scrubbed, "rebuild": rebuild, "list": CHECKPOINT["list"], "prune": pruned}
 
 
 def load_dcp(path):
