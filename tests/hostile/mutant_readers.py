@@ -33,6 +33,7 @@ from ckptd.shared.format import slot
 from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.protocol import messages
 from ckptd.shared.protocol.publication import Publication
+from ckptd.shared.protocol.scrubbing import BEGIN
 from ckptd.shared.protocol.status import Status
 from ckptd.shared.stores.kinds import open_files
 from ckptd.shared.torchfile import dcp_metadata  # noqa: F401 - imported before time is taken
