@@ -285,7 +285,9 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """The request was carried out."""
 
     id: int
-    result: Taken | Scanned | Drained | CommitOutcome | Removed | Published | Space | Account | ScrubResult | None = None
+    result: Taken | Scanned | Drained | CommitOutcome | Removed | Published | Space | Account | ScrubResult | None = (
+        None
+    )
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
