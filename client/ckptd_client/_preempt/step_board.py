@@ -15,7 +15,7 @@ _MARK = step_board.MARK_OFFSET // 8
 _WORD = step_board.WORD_OFFSET // 8
 _CHECK_S = 1.0  # between two checks that the board exists
 _NO_BOARD = (
-    "ckptd: rank %d cannot hear of a preemption, but of a signal to itself, nor tell its steps: no page at %s: %s\n"
+    "ckptd: rank %d cannot hear of a preemption, but of a signal to itself, nor report its steps: no page at %s: %s\n"
     "  It is tried again in each step. Where the memory is full, make room there: df -h %s"
 )
 

@@ -29,6 +29,7 @@ REFUSED = {  # what needs the daemon, other ranks or the slots
     "prepare": lambda client, handle, state: client.prepare(state),
     "save": lambda client, handle, state: client.save(state),
     "save_files": lambda client, handle, state: client.save_files({"a": b"bytes"}),
+    "step": lambda client, handle, state: client.step(2),
     "steps": lambda client, handle, state: client.steps(),
     "wait": lambda client, handle, state: client.wait(),
 }

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from ckptd.shared.format import step_board
 from ckptd_client import UsageError
 from tests.cluster import wait_for
 from tests.signals import resume, stop
@@ -27,6 +28,40 @@ def test_after_close_it_raises_and_makes_no_board(node, job, join):
     with pytest.raises(UsageError, match="closed"):
         client.preempted(2)
     assert not boards(node, job)
+
+
+def test_a_step_is_written_to_one_board_and_is_no_question(node, job, join):
+    client = join()
+    for wrong in ("5", -1, 1.5, None):
+        with pytest.raises(UsageError, match="step"):
+            client.step(wrong)
+    assert not boards(node, job)
+    client.step(1)
+    assert not client.preempted(2)
+    client.step(2)
+    (path,) = boards(node, job)
+    with open(path, "rb") as file:
+        page = file.read()
+    assert step_board.decode_mark(page[step_board.MARK_OFFSET :])[0] == 2
+    assert step_board.decode_step(page) == 2, "as of preempted"
+    os.unlink(path)
+    wait_for(lambda: client.step(3) or boards(node, job))
+    client.close()
+    with pytest.raises(UsageError, match="closed"):
+        client.step(4)
+
+
+def test_a_step_without_a_place_for_its_board_warns_once_and_costs_nothing(node, job, join, caplog):
+    client = join()
+    client.step(1)
+    (path,) = boards(node, job)
+    os.unlink(path)
+    os.mkdir(path)
+    wait_for(lambda: client.step(2) or any("nor report its steps" in text for text in caplog.messages))
+    client.step(3)
+    assert sum("nor report its steps" in text for text in caplog.messages) == 1
+    os.rmdir(path)
+    client.close()
 
 
 def tellers():
