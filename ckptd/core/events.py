@@ -6,7 +6,6 @@ Other nodes send some of them too. Messages between nodes are in ckptd.shared.pr
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId, Step
 from ckptd.shared.format.manifest import ParityRecord
@@ -26,7 +25,7 @@ from ckptd.shared.protocol.node_messages import (
 )
 from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.protocol.read_tree import ExchangeAddress
-from ckptd.shared.protocol.scrubbing import Place
+from ckptd.shared.protocol.scrubbing import Harm, Place
 from ckptd.shared.protocol.segments import Wanted
 from ckptd.shared.protocol.topology import Peer, Rendezvous, Topology
 
@@ -422,14 +421,6 @@ class BlockCopied(Event, frozen=True, kw_only=True):
     name: str
     save: SaveId
     problem: str = ""
-
-
-class Harm(NamedTuple):
-    """What is wrong with a file of a checkpoint on the store. ``rank`` None: it is no image."""
-
-    path: str
-    what: str
-    rank: int | None = None
 
 
 class PieceScrubbed(Event, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.base.log_line import line
 from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES
 from ckptd.shared.format.slot import SlotState
+from ckptd.shared.protocol.scrubbing import Harm
 from ckptd.store.messages import Done, Failed
 from ckptd.store.scrub_messages import BlockRead, MendCheckpoint, Mended, PieceRead, ReadBlock, ScrubCheckpoint
 from ckptd.store.workers import Stores
@@ -129,7 +130,7 @@ class ScrubExecutor:
                 self._deliver(answered(problem=problem or "no answer"))
                 return
             found = reply.result
-            harms = tuple(ev.Harm(harm.path, harm.what, harm.rank) for harm in found.harms)
+            harms = tuple(Harm(harm.path, harm.what, harm.rank) for harm in found.harms)
             self._deliver(answered(next=found.next, nbytes=found.nbytes, harms=harms, gone=found.gone))
 
         if not store_id:

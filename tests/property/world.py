@@ -24,6 +24,7 @@ from ckptd.shared.protocol.messages import (
     SlotsRefused,
     Tier,
 )
+from ckptd.shared.protocol.scrubbing import Harm
 from tests.runs import RUN, STORE_ID
 from tests.seals import a_seal
 
@@ -308,7 +309,7 @@ class World:
                 return [ev.BlockCopied(job=KEY, name=name, save=save, problem="" if well else "EIO")]
             case act.ScrubPiece(save=save):
                 bad = self.read.pop(id(action))
-                harms = (ev.Harm("image", "damaged", 0),) if bad and well else ()
+                harms = (Harm("image", "damaged", 0),) if bad and well else ()
                 gone, problem = save not in self.committed, "" if well else "EIO"
                 return [ev.PieceScrubbed(job=KEY, save=save, nbytes=10, harms=harms, gone=gone, problem=problem)]
             case act.Mend(save=save, slots=slots):

@@ -16,7 +16,7 @@ from ckptd.core.scrub.findings import Findings
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.protocol.messages import Tier
-from ckptd.shared.protocol.scrubbing import BEGIN, Place
+from ckptd.shared.protocol.scrubbing import BEGIN, Harm, Place
 
 PAUSE_S = 5.0  # while something else is going on
 SILENT_S = 60.0  # after a store that did not answer; doubled each time
@@ -39,7 +39,7 @@ class StoreScrub:
         self._new_at: dict[SaveId, float] = {}  # when it was committed here: then it was sound
         self._at: tuple[SaveId, Place] | None = None  # what is read or mended
         self._harmed = False  # something was found in the checkpoint that is being read
-        self._harms: dict[int, ev.Harm] = {}  # being mended, by rank
+        self._harms: dict[int, Harm] = {}  # being mended, by rank
         self._asked: dict[str, tuple[int, ...]] = {}  # nodes that have not answered, for which ranks
         self._until: float | None = None
         self._not_before = float("-inf")
@@ -138,7 +138,7 @@ class StoreScrub:
             self._findings.sound(Tier.PFS, save)
         self._harmed = False
 
-    def _mend(self, save: SaveId, harms: dict[int, ev.Harm], now: float) -> list[Action]:
+    def _mend(self, save: SaveId, harms: dict[int, Harm], now: float) -> list[Action]:
         """Each image by a node that has it; those that none has here, from parity."""
         if not self._move(StoreOn.IMAGES):
             return []
@@ -181,7 +181,7 @@ class StoreScrub:
         self._end(StoreOn.LATE)
         return [action for harm in harms.values() for action in self._say(save, harm, "")]
 
-    def _say(self, save: SaveId, harm: ev.Harm, by: str) -> list[Action]:
+    def _say(self, save: SaveId, harm: Harm, by: str) -> list[Action]:
         what = f"{harm.path}: {harm.what}"[:1000]
         return self._findings.say(
             ev.ScrubFound(job=self._job, save=save, tier=Tier.PFS, rank=harm.rank, what=what, mended=by)

@@ -1,4 +1,4 @@
-"""Where a scrub of a committed checkpoint continues. Pure."""
+"""Where a scrub of a committed checkpoint continues, and what it finds. Pure."""
 
 from typing import Annotated, NamedTuple
 
@@ -18,3 +18,11 @@ class Place(NamedTuple):
 
 
 BEGIN = Place(0, 0)
+
+
+class Harm(NamedTuple):
+    """What is wrong with a file of a checkpoint on the store. ``rank`` None: it is no image."""
+
+    path: str
+    what: str
+    rank: int | None = None

@@ -513,8 +513,10 @@ def listed(ckptd, *args):
 def test_list_shows_what_trainings_said_of_their_saves(ckptd, said):
     code, out, _ = ckptd("list", str(said))
     assert code == 0
-    assert out.splitlines()[2].split()[:7] == ["step", "inc", "ranks", "size", "committed", "loss", "epoch"]
-    assert [line.split()[7:] for line in out.splitlines()[4:8]] == [
+    lines = [line.split() for line in out.splitlines()]
+    head = next(place for place, words in enumerate(lines) if words[:1] == ["step"])
+    assert lines[head][:7] == ["step", "inc", "ranks", "size", "committed", "loss", "epoch"]
+    assert [words[7:] for words in lines[head + 2 : head + 6]] == [
         ["1.5", "2"], ["not", "finite", "2"], ["0.5", "2"], ["2.5", "2"],
     ]  # fmt: skip
     assert "\x1b" not in out

@@ -10,7 +10,7 @@ from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import journal as log
 from ckptd.shared.protocol.messages import Tier
-from ckptd.shared.protocol.scrubbing import BEGIN, Place
+from ckptd.shared.protocol.scrubbing import BEGIN, Harm, Place
 from tests.runs import RUN
 from tests.unit.core.nodes.a_cluster import KEY, ONE, TWO, ACluster, ANode
 
@@ -310,7 +310,7 @@ def read(cluster: ACluster, **words) -> None:
 
 
 def harm(rank):
-    return ev.Harm(f"/store/job/x/r{rank}" if rank is not None else "/store/job/x/COMMITTED", "damaged", rank)
+    return Harm(f"/store/job/x/r{rank}" if rank is not None else "/store/job/x/COMMITTED", "damaged", rank)
 
 
 def test_the_coordinator_reads_what_was_committed_a_day_ago_piece_by_piece():
