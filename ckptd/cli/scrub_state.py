@@ -9,6 +9,7 @@ import msgspec
 from ckptd.core.coordinator.scrub_order import Read
 from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.wording import cut
 from ckptd.shared.files.paths import resolved
 
 _SCHEMA = 1
@@ -44,7 +45,7 @@ class ScrubState:
         except FileNotFoundError:
             pass
         except (OSError, *MALFORMED) as error:
-            self.problem = f"{self.path}: {error}: the scrub begins again"
+            self.problem = f"{self.path}: {cut(error)}: the scrub begins again"
 
     def keep_only(self, names: Iterable[str], below: str) -> None:
         """Of what lies below that location, these alone are still there."""

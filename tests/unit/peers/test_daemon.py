@@ -284,7 +284,7 @@ def test_what_cannot_be_done_for_peers_is_reported_and_the_daemon_goes_on():
     daemon._queue, daemon._handling = deque(), False
     daemon._plane, daemon._catalogue = Broken(), Catalogue("n1", Policy())
     daemon.actions = {act.MeetPeers: (lambda action: daemon._plane.meet(action.job, action.peers),)}
-    sources = Sources("n1", None, daemon._catalogue, None, daemon._plane, None, refused=int, problems=list)
+    sources = Sources("n1", None, daemon._catalogue, None, daemon._plane, None, str, refused=int, problems=list)
     daemon._status_service = StatusService(sources, None)
     daemon._perform(act.MeetPeers(job=job, peers=()))
     assert "Too many open files" in daemon._status_service.errors[job][0]
