@@ -89,6 +89,6 @@ def _distributions(samples: Iterable[Sample], start_ns: int, now_ns: int) -> Ite
             sum=total,
             bucket_counts=[below[0][1], *(after - before for (_, before), (_, after) in pairwise(below))],
             explicit_bounds=[bound for bound, _ in below[:-1]],
-            min=None,
-            max=None,
+            min=None,  # type: ignore[arg-type]  # optional in OTLP
+            max=None,  # type: ignore[arg-type]
         )

@@ -82,6 +82,7 @@ def test_histograms_count_between_two_bounds(monkeypatch):
     assert (list(point.explicit_bounds), list(point.bucket_counts)) == ([0.5, 1.0], [0, 2, 1])
     assert (point.count, point.sum) == (3, 4.5)
     assert point.attributes["milestone"] == "staged"
+    assert (point.min, point.max) == (None, None)
 
 
 @pytest.mark.parametrize(("words", "told"), [(["--otlp", "node01:4317"], "such as http://127.0.0.1:4318")])
