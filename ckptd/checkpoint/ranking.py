@@ -77,6 +77,8 @@ def condition_of(text: str) -> Condition:
     if found is None:
         raise UsageError(f"--where {text!r} compares nothing", hint="such as --where 'loss<1.5' or --where epoch=3")
     key, sign, value = found.groups()
+    if value.startswith(tuple("<>=!")):
+        raise UsageError(f"--where {text!r}: {sign}{value[0]} compares nothing", hint="<, <=, =, !=, >= or >")
     return Condition(key, _OPERATORS[sign.replace("==", "=")], _scalar(value))
 
 

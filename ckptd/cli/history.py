@@ -22,6 +22,7 @@ SCHEMA = 1
 Output = Summary  # of --json
 _NARROW_COLUMNS = 100
 _LAST = 10  # losses and restores that are listed where they were not asked for
+_LAST_RUNS = 20  # likewise
 
 
 @click.command(
@@ -32,10 +33,11 @@ _LAST = 10  # losses and restores that are listed where they were not asked for
 @click.option("--run", "numbers", type=int, multiple=True, metavar="N", help="Only this run. May be repeated.")
 @click.option("--losses", is_flag=True, help="Only runs with a loss or a restore; all of these are listed.")
 @click.option("--saves", is_flag=True, help="List each save, too.")
+@click.option("--all", "all_runs", is_flag=True, help=f"List each run, not only the last {_LAST_RUNS}.")
 @common.json_option
 def command(  # noqa: PLR0913, PLR0917 - one for each flag
     target: str, store: str | None, since: str | None, numbers: tuple[int, ...], losses: bool, saves: bool,
-    as_json: bool,
+    all_runs: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Show the runs of JOB: saves, stalls, losses, restores, and where its time went.
 
@@ -48,7 +50,8 @@ def command(  # noqa: PLR0913, PLR0917 - one for each flag
     if as_json:
         common.print_json(summary)
     else:
-        common.show(_view(summary, history.where, all_events=losses or bool(numbers), of=len(history.runs)))
+        most = None if all_runs or numbers else _LAST_RUNS
+        common.show(_view(summary, history.where, most, all_events=losses or bool(numbers), of=len(history.runs)))
     return int(history.damaged > 0)
 
 
@@ -99,7 +102,7 @@ def damage_text(damage: Damage) -> str:
     return human.printable(f"scrub found {what} damaged {where}: {damage.what}; {state}")
 
 
-def _view(summary: Summary, where: str, *, all_events: bool, of: int) -> RenderableType:
+def _view(summary: Summary, where: str, most: int | None, *, all_events: bool, of: int) -> RenderableType:
     found = summary.goodput
     body: list[RenderableType] = []
     left_out = f" of {of}" if len(summary.runs) < of else ""
@@ -107,7 +110,10 @@ def _view(summary: Summary, where: str, *, all_events: bool, of: int) -> Rendera
     if summary.stall is not None:
         body.append(Text(_saves(summary, summary.stall)))
     if summary.runs:
-        body += [Text(), _table(summary.runs)]
+        listed = summary.runs[-most:] if most is not None else summary.runs
+        if len(listed) < len(summary.runs):
+            body += [Text(), Text(f"the last {len(listed)} of {len(summary.runs)} runs; all: --all", "dim")]
+        body += [Text(), _table(listed)]
     body += _events(summary.runs, None if all_events else _LAST)
     for row in summary.runs:
         body += [Text(f"run {row.incarnation}: {line}") for line in _save_lines(row)]
@@ -147,7 +153,7 @@ def _table(listed: Sequence[RunRow]) -> RenderableType:
             milliseconds(row.stall.median) if row.stall else "-",
             "-" if ettr is None else f"{100 * ettr:.1f} %",
         ]
-        table.add_row(*cells, Text(ended(row), _style(row)), *figures)
+        table.add_row(*cells, Text(human.printable(ended(row)), _style(row)), *figures)
     return table
 
 

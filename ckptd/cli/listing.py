@@ -72,6 +72,7 @@ class JobListing(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: list[Row]  # newest first
     partials: list[PartialRow]
     problems: list[str]
+    not_listed: int = 0  # checkpoints that --where leaves out
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +116,8 @@ def _chosen(jobs: list[JobListing], conditions: list[Condition], order: Order | 
     for job in jobs:
         chosen = [row for row in job.checkpoints if all(one.matches(row.metadata) for one in conditions)]
         chosen = ordered(chosen, lambda row: row.metadata, order) if order else chosen
-        made.append(msgspec.structs.replace(job, checkpoints=chosen))
+        left_out = len(job.checkpoints) - len(chosen)
+        made.append(msgspec.structs.replace(job, checkpoints=chosen, not_listed=left_out))
     return made
 
 
@@ -186,7 +188,8 @@ def _shown(value: Scalar) -> str:
 
 
 def _view(job: JobListing, *, narrow: bool) -> RenderableType:
-    body: list[RenderableType] = [Text("no committed checkpoint", style="dim")]
+    none = f"none of {job.not_listed} checkpoints is so" if job.not_listed else "no committed checkpoint"
+    body: list[RenderableType] = [Text(none, style="dim")]
     if job.checkpoints:
         table = plain_table(narrow=narrow)
         for name in ("step", "inc", "ranks", "size", "committed"):

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from ckptd.doctor.rules import Finding, Verdict
 from ckptd.shared.format import arena_paths
@@ -22,7 +23,9 @@ _RULES = ("etc/prometheus/*.y*ml", "etc/prometheus/*/*.y*ml", "etc/prometheus/*.
 _MAX_RULES_NBYTES = 4 << 20
 # An alert of a daemon that is not there, unless it also asks for a rank that needs one.
 _EXPR_RE = re.compile(r"^\s*(?:-\s*)?expr:\s*(?P<one>[^\n]*(?:\n(?!\s*(?:-\s*)?[a-z_]+:)[^\n]*)*)", re.MULTILINE)
-_DOWN_RE = re.compile(r"\bckptd_up\b|\babsent\(\s*ckptd_|\bup\{[^}]*job=\"ckptd")
+_DOWN_RE = re.compile(r"\bckptd_up\b|\babsent\(\s*ckptd_")
+_RULE_RE = re.compile(r"^\s*-\s", re.MULTILINE)  # where an item of a list begins, such as a rule
+_ALERT_RE = re.compile(r"^\s*(?:-\s*)?alert:", re.MULTILINE)
 _NEEDED_RE = re.compile(r"\bckptd_ranks")
 
 
@@ -83,11 +86,19 @@ def rule_files(root: str = "/") -> dict[str, str]:
     return found
 
 
+def _alerts(text: str) -> Iterator[str]:
+    """The rules of a file that are alerts; a rule that records a series fires nothing."""
+    starts = [found.start() for found in _RULE_RE.finditer(text)]
+    rules = (text[begin:end] for begin, end in pairwise([*starts, len(text)]))
+    return (rule for rule in rules if _ALERT_RE.search(rule))
+
+
 def judge_alerts(files: dict[str, str]) -> Iterator[Finding]:
     """Rules that fire whenever no daemon answers: between jobs that is no fault."""
     for path, text in files.items():
-        for match in _EXPR_RE.finditer(text):
-            expr = " ".join(match["one"].split())
+        for rule in _alerts(text):
+            match = _EXPR_RE.search(rule)
+            expr = " ".join(match["one"].split()) if match else ""
             if _DOWN_RE.search(expr) and not _NEEDED_RE.search(expr):
                 detail = f"{path}: '{expr}' fires between jobs, when no training needs a daemon"
                 fix = "expr: ckptd_ranks_unserved > 0, as in deploy/prometheus/alerts.yml"

@@ -155,6 +155,11 @@ def test_values_reach_what_they_are_for(render):
     assert metrics["env"] == [{"name": "CKPTD_ARENA", "value": "/run/ckptd/me"}]
     assert pod["volumes"][0]["hostPath"]["path"] == daemon["volumeMounts"][0]["mountPath"] == "/run/ckptd"
     assert "nodeSelector" not in pod
+    large = {"user": {"uid": 2000000, "gid": 3000000}, "settings": {"CKPTD_SCRUB_STORE": 4194304, "CKPTD_A": 0.5}}
+    pod = render(large)["DaemonSet"]["spec"]["template"]["spec"]
+    given = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+    assert (given["CKPTD_SCRUB_STORE"], given["CKPTD_A"]) == ("4194304", "0.5")
+    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["fsGroup"]) == (2000000, 3000000)
     bare = render(VARIANTS["no metrics, no limit"])["DaemonSet"]["spec"]["template"]["spec"]["containers"]
     assert [one["name"] for one in bare] == ["ckptd"]
     assert bare[0]["resources"] == {"requests": {"cpu": "1"}}

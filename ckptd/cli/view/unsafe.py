@@ -216,7 +216,7 @@ _CAUSES = (
         ("No space left", "Disk quota exceeded"),
         "store_full",
         "the store is full",
-        "make room: df -h {store}; ckptd prune --keep-last 1 {store}/{job}",
+        "make room: df -h {store}; ckptd prune --dry-run --keep-last 1 {store}/{job}",
     ),
     _Cause(("Read-only file system",), "store_read_only", "the store is read-only", "mount -o remount,rw; {doctor}"),
     _Cause(

@@ -76,7 +76,8 @@ def _check_saves(where: str, told: Sequence[Json], records: Records) -> None:
     for one in told:
         step = one["step"]
         for milestone, field in (("staged", "staged_s"), ("protected", "protected_s"), ("durable", "durable_s")):
-            if one[field] is None and step in _reached(records, milestone):
+            waited_for = one[field] if milestone == "staged" else one[field] or one["durable_s"]  # durable is more
+            if waited_for is None and step in _reached(records, milestone):
                 raise DemoError(f"{where}: step {step} was reported {milestone}, and ckptd history lacks it")
         if step in stalls:
             _within(f"{where}: the stall of step {step}", one["stall_s"], 0.0, max(stalls[step]) + 0.001)

@@ -43,7 +43,7 @@ def test_conditions(text, matching):
     assert [i for i, said in enumerate(SAID) if condition.matches(said)] == matching
 
 
-@pytest.mark.parametrize("text", ["", "x", "<1", "="])
+@pytest.mark.parametrize("text", ["", "x", "<1", "=", "x=<1", "x<>1"])
 def test_what_compares_nothing(text):
     with pytest.raises(UsageError, match="compares nothing"):
         condition_of(text)

@@ -530,6 +530,7 @@ def test_list_in_the_order_of_a_key_and_those_alone_that_match(ckptd, said):
     assert list(listed(ckptd, "--sort", "loss:max", str(said))[1]) == [110, 140, 120, 150, 130, 100]
     assert list(listed(ckptd, "--where", "loss<2", str(said))[1]) == [140, 120]
     assert list(listed(ckptd, "--where", "loss < 2", "--where", "loss!=0.5", str(said))[1]) == [140]
+    assert "none of 6 checkpoints is so" in ckptd("list", "--where", "loss<-1", str(said))[1]
 
 
 @pytest.mark.parametrize(

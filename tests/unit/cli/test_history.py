@@ -54,6 +54,22 @@ def told(ckptd, *args):
     return json.loads(out)
 
 
+def test_the_last_runs_are_listed_and_all_where_they_are_asked_for(ckptd, tmp_path):
+    job = stored.write(tmp_path / "many", played(Training(), failures=24).journal)
+    rows = re.compile(r"^ +([0-9]+) +2026.* (?:lost|closed) ", re.MULTILINE)
+    out = ckptd("history", job)[1]
+    assert "the last 20 of 25 runs; all: --all" in out
+    assert rows.findall(out) == [str(number) for number in range(6, 26)]
+    assert len(rows.findall(ckptd("history", job, "--all")[1])) == 25
+    assert len(told(ckptd, "history", job)["runs"]) == 25
+
+
+def test_how_a_run_ended_is_shown_without_orders_to_the_terminal(ckptd, tmp_path):
+    training = played(Training(), failures=0)
+    training.run(100.0, how="\x1b]0;mine\x07")
+    assert "\x1b" not in ckptd("history", stored.write(tmp_path / "many", training.journal))[1]
+
+
 def test_the_table_has_a_row_for_each_run_and_says_what_was_lost(ckptd, job, journal):
     code, out, err = ckptd("history", job)
     assert (code, err) == (0, "")

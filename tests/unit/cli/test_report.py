@@ -1,7 +1,9 @@
 """``ckptd report``: the page as HTML, its figures beside the journal's, and its picture in a real browser."""
 
 import json
+import os
 import re
+import stat
 import sys
 from html.parser import HTMLParser
 
@@ -202,11 +204,30 @@ def test_damage_is_on_the_page(tmp_path, journal, capsys):
 
 def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path, journal, capsys):
     job = stored.write(tmp_path / "llama", journal)
-    assert cli.invoke(["report", job, "-o", str(tmp_path / "no" / "page.html")]) == 1
-    assert "page.html.part: No such file or directory" in capsys.readouterr().err
+    assert cli.invoke(["report", job, "-o", str(tmp_path / "no" / "page.html")]) == 2
+    assert "page.html: No such file or directory" in capsys.readouterr().err
     (tmp_path / "there").mkdir()
-    assert cli.invoke(["report", job, "-o", str(tmp_path / "there")]) == 1
+    assert cli.invoke(["report", job, "-o", str(tmp_path / "there")]) == 2
+    assert "there: it is there and is no regular file\nhint: -o report.html is a file" in capsys.readouterr().err
     assert not (tmp_path / "there.part").exists()
+
+
+def test_what_is_no_file_is_never_replaced_and_a_link_stays_one(tmp_path, journal, capsysbinary):
+    job = stored.write(tmp_path / "llama", journal)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to(tmp_path / "pipe")
+    assert cli.invoke(["report", job, "-o", str(tmp_path / "device")]) == 2
+    assert (tmp_path / "device").is_symlink()
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    (tmp_path / "old.html").write_text("old")
+    (tmp_path / "link.html").symlink_to(tmp_path / "old.html")
+    capsysbinary.readouterr()
+    assert cli.invoke(["report", job, "-o", str(tmp_path / "link.html")]) == 0
+    assert (tmp_path / "link.html").is_symlink()
+    page = (tmp_path / "old.html").read_bytes()
+    capsysbinary.readouterr()
+    assert cli.invoke(["report", job, "-o", "-"]) == 0
+    assert len(capsysbinary.readouterr().out) == len(page)
 
 
 def test_without_the_library_the_command_says_what_to_install(tmp_path, journal, capsys, monkeypatch):

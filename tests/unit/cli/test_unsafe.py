@@ -89,7 +89,7 @@ CASES = {
     "store_full": (
         found(drain=failing("[Errno 28] No space left on device: '/s/x'")),
         "the store is full: step 1300 is not durable, tried 3 times, again in 8s; nothing is durable since step 1100",
-        f"make room: df -h {a_status.STORE}; ckptd prune --keep-last 1 {a_status.STORE}/llama-7b",
+        f"make room: df -h {a_status.STORE}; ckptd prune --dry-run --keep-last 1 {a_status.STORE}/llama-7b",
     ),
     "store_read_only": (
         found(drain=failing("[Errno 30] Read-only file system")),
