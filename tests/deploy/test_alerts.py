@@ -43,11 +43,15 @@ def series(status, up=1, unserved=0):
             yield f"{name}{{{text}}}", value
 
 
-def constant(status, minutes=120, *, staged=0, durable=0, **words):
-    """The situation lasts. staged, durable: so many saves a minute reach them."""
-    rates = {'milestone="staged"': staged, 'milestone="durable"': durable}
+def constant(status, minutes=120, *, staged=0, durable=0, stall_s=0, **words):
+    """The situation lasts. staged, durable: so many saves a minute reach them; stall_s: of a minute."""
+    rates = {
+        'seconds_count.*milestone="staged"': staged,
+        'seconds_count.*milestone="durable"': durable,
+        'wall_time.*kind="stall"': stall_s,
+    }
     for name, value in series(status, **words):
-        more = next((rate for word, rate in rates.items() if "_count" in name and word in name), 0)
+        more = next((rate for words, rate in rates.items() if re.search(words, name)), 0)
         yield {"series": name, "values": f"{value:g}+{more}x{minutes}"}
 
 
@@ -65,23 +69,10 @@ def fired(tmp_path, inputs, minutes):
     return names
 
 
-def healthy_status():
-    """All is durable, nothing waits."""
-    job = driven.SlowStore(slots_per_rank=8)
-    for rank in range(2):
-        job.say(driven.ev.RankFound(job=driven.a_job.KEY, rank=rank, session="a", pid=4100 + rank, host="gpu01"))
-    job.start()
-    job.stage_all(driven.save(1))
-    job.tick(2.0)
-    job.drain(driven.save(1))
-    job.tick(1.0)
-    return driven.of_jobs(driven.builder.jobs(job.catalogue.jobs, job.now, {}), "gpu01")
-
-
 def test_no_alert_in_a_healthy_day_of_many_short_jobs(tmp_path):
     inputs: dict[str, list[str]] = {}
     up = []
-    status = healthy_status()
+    status = driven.healthy()
     for number, begin in enumerate(range(0, DAY, SHORT + BETWEEN)):
         (job,) = status.jobs
         named = msgspec.structs.replace(status, jobs=[msgspec.structs.replace(job, job=f"job-{number}")])
@@ -89,24 +80,29 @@ def test_no_alert_in_a_healthy_day_of_many_short_jobs(tmp_path):
         for name, value in series(named):
             if not name.startswith(("ckptd_up", "ckptd_ranks_unserved")):
                 before = f"_x{begin} " if begin else ""
-                step = 1 if "_count" in name else 0
+                step = 1 if "_count" in name else 0.5 if 'kind="stall"' in name else 0
                 inputs[name] = [f"{before}{value:g}+{step}x{SHORT - 1} stale"]
     always = [
         {"series": f'ckptd_up{{instance="{INSTANCE}"}}', "values": " ".join(up)},
         {"series": f'ckptd_ranks_unserved{{instance="{INSTANCE}"}}', "values": f"0+0x{DAY}"},
     ]
     all_series = [*always, *({"series": name, "values": " ".join(values)} for name, values in inputs.items())]
-    assert fired(tmp_path, all_series, range(15, DAY, 97)) == set()
+    assert fired(tmp_path, all_series, range(15, DAY, 31)) == set()
+
+
+def test_no_alert_for_a_healthy_job_that_lasts(tmp_path):
+    inputs = constant(driven.healthy(), staged=1, durable=1, stall_s=0.5)
+    assert fired(tmp_path, inputs, range(0, 120, 7)) == set()
 
 
 def hung():
-    job = healthy_status().jobs[0]
+    job = driven.healthy().jobs[0]
     worker = WorkerStatus(store=job.store, pid=7, busy=1, idle_s=900.0)
-    return msgspec.structs.replace(healthy_status(), workers=[worker])
+    return msgspec.structs.replace(driven.healthy(), workers=[worker])
 
 
 def missing():
-    (job,) = healthy_status().jobs
+    (job,) = driven.healthy().jobs
     waits = a_status.checkpoint(
         100,
         "staging",
@@ -117,17 +113,25 @@ def missing():
         world_size=2,
     )
     return msgspec.structs.replace(
-        healthy_status(), jobs=[msgspec.structs.replace(job, checkpoints=[waits, *job.checkpoints])]
+        driven.healthy(), jobs=[msgspec.structs.replace(job, checkpoints=[waits, *job.checkpoints])]
     )
+
+
+def measured(status):
+    """With the histograms and sums that a healthy job has."""
+    found = {name: getattr(driven.healthy().jobs[0], name) for name in ("histograms", "goodput", "totals")}
+    return msgspec.structs.replace(status, jobs=[msgspec.structs.replace(job, **found) for job in status.jobs])
 
 
 FAULTS = {
     "CkptdDown": lambda: constant(None, up=0, unserved=8),
-    "CkptdNothingDurable": lambda: constant(healthy_status(), staged=1),
-    "CkptdDegraded": lambda: constant(driven.node_lost(), staged=1, durable=1),
+    "CkptdNothingDurable": lambda: constant(driven.healthy(), staged=1),
+    "CkptdDegraded": lambda: constant(measured(driven.node_lost()), staged=1, durable=1),
     "CkptdStore": lambda: constant(hung(), staged=1, durable=1),
     "CkptdRanksMissing": lambda: constant(missing(), staged=1, durable=1),
-    "CkptdStoreSlow": lambda: constant(driven.store_slow(), staged=1, durable=1),
+    "CkptdStoreSlow": lambda: constant(measured(driven.store_slow()), staged=1, durable=1),
+    "CkptdDamaged": lambda: constant(driven.damaged(), staged=1, durable=1),
+    "CkptdStalls": lambda: constant(driven.healthy(), staged=1, durable=1, stall_s=6),
 }
 
 

@@ -1,5 +1,6 @@
 """Situations of a job as its daemon's status builder shows them: the cores are driven there, at fixed times."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -8,6 +9,7 @@ import msgspec
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.daemon import status as builder
+from ckptd.history.account import Account
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol.node_facts import StagedSegment
 from ckptd.shared.protocol.status import JobStatus, Status
@@ -70,6 +72,51 @@ def store_slow() -> Status:
     job = SlowStore(slots_per_rank=40, arena="/dev/shm/ckptd-1000").play(10)
     notes = [action.text for action in job.of(act.Note)]
     return of_jobs(builder.jobs(job.catalogue.jobs, job.now, {a_job.KEY: notes[:1]}), "gpu01")
+
+
+def on_record(job: a_job.AJob) -> Account:
+    """What the job's journal comes to. The newest record is of now."""
+    found = job.of(act.KeepEntry)
+    began = time.time() - max(action.age_s for action in found)
+    account = Account()
+    for action in found:
+        account.add(msgspec.structs.replace(action.began, at=began))
+        account.add(msgspec.structs.replace(action.entry, at=began + action.age_s - action.ago_s))
+    return account
+
+
+def healthy() -> Status:
+    """The newest save is durable; nothing waits."""
+    return _of_one(_healthy())
+
+
+def damaged() -> Status:
+    """A scrub has found a bit flip that neither parity nor the store could make good."""
+    job = _healthy(scrub_memory=4 << 20)
+    job.tick(3601.0)
+    (block,) = job.of(act.ScrubBlock)
+    job.say(ev.BlockScrubbed(
+        job=a_job.KEY, name=block.name, save=block.save, nbytes=16 << 20, damage="block 3 is not as its digest says"
+    ))  # fmt: skip
+    return _of_one(job)
+
+
+def _healthy(**policy: object) -> SlowStore:
+    job = SlowStore(slots_per_rank=8, **policy)
+    for rank in range(2):
+        job.say(ev.RankFound(job=a_job.KEY, rank=rank, session="a", pid=4100 + rank, host="gpu01"))
+    job.start()
+    job.stage_all(save(1))
+    job.tick(2.0)
+    job.drain(save(1))
+    job.tick(1.0)
+    return job
+
+
+def _of_one(job: a_job.AJob) -> Status:
+    """With what is on record."""
+    account = on_record(job)
+    return of_jobs(builder.jobs(job.catalogue.jobs, job.now, {}, lambda _job: account), "gpu01")
 
 
 def node_lost() -> Status:

@@ -14,7 +14,7 @@ from prometheus_client.utils import floatToGoString
 
 from ckptd.cli.view.unsafe import RULES, judged
 from ckptd.shared.protocol.journal import LOSSES
-from ckptd.shared.protocol.messages import End, Milestone
+from ckptd.shared.protocol.messages import End, Milestone, Tier
 from ckptd.shared.protocol.status import CheckpointStatus, Histogram, JobStatus, Status, spent
 
 _JOB = ("job_name", "store")  # Prometheus has a label job of its own
@@ -67,14 +67,17 @@ def _of_stores(status: Status) -> Iterator[Metric]:
 def _scrubs(jobs: list[JobStatus]) -> Iterator[Metric]:
     read = CounterMetricFamily("ckptd_scrub_bytes", "Read again, and verified.", labels=[*_JOB, "tier"])
     found = CounterMetricFamily("ckptd_scrub_damage", "Damage found, and of it made good.", labels=[*_JOB, "outcome"])
+    lasts = GaugeMetricFamily("ckptd_damaged", "Damage that is still there.", labels=[*_JOB, "tier"])
     for job in jobs:
         if (scrub := job.scrub) is not None:
             names = [job.job, job.store]
+            for tier in (Tier.ARENA, Tier.REBUILT, Tier.PFS):
+                lasts.add_metric([*names, tier], sum(one.tier == tier for one in scrub.damaged))
             read.add_metric([*names, "arena"], scrub.memory_nbytes)
             read.add_metric([*names, "pfs"], scrub.store_nbytes)
             found.add_metric([*names, "found"], scrub.found)
             found.add_metric([*names, "mended"], scrub.mended)
-    yield from (read, found)
+    yield from (read, found, lasts)
 
 
 def _histograms(jobs: list[JobStatus]) -> Iterator[Metric]:

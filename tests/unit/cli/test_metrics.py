@@ -17,6 +17,7 @@ from ckptd.daemon import status as picture
 from tests import pythons
 from tests.cluster import Node
 from tests.ports import free_port
+from tests.situations import driven
 from tests.unit import a_status
 
 GIB = 1 << 30
@@ -85,6 +86,16 @@ def test_its_jobs(told):
     assert of(told, "ckptd_draining", "tiny") == 0
     assert of(told, "ckptd_drain_bytes", "tiny") is None
     assert of(told, "ckptd_newest_step", "tiny", milestone="staged") is None
+
+
+def test_damage_that_lasts_is_counted_by_where_it_is():
+    registry = CollectorRegistry()
+    registry.register(Told(driven.damaged()))
+    found = samples(generate_latest(registry).decode())
+    damaged = {tier: of(found, "ckptd_damaged", "job", tier=tier) for tier in ("arena", "rebuilt", "pfs")}
+    assert damaged == {"arena": 1, "rebuilt": 0, "pfs": 0}
+    assert of(found, "ckptd_scrub_damage_total", "job", outcome="found") == 1
+    assert of(found, "ckptd_scrub_damage_total", "job", outcome="mended") == 0
 
 
 def test_how_long_saves_take_and_what_is_not_safe(told):
