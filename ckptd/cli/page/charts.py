@@ -4,11 +4,11 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ckptd.cli.page.colors import mark, themed
 from ckptd.history.goodput import Kind, Span, over_time
-from ckptd.history.runs import Loss, Restore, Run, Save
+from ckptd.history.runs import Damage, Loss, Restore, Run, Save
 from ckptd.shared.base.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,16 +16,22 @@ if TYPE_CHECKING:
 
 TIMELINE_RUNS: Final = 40  # of more, the last
 _POINTS: Final = 3000  # of a chart: more would lie on each other, and make the page large
+_MARKS: Final = 100  # of a row, where each has a text
 _BUCKETS: Final = 60
 _BINS: Final = 24
+_COLUMNS: Final = 9  # of a wide legend
 _DROPPED_RE: Final = re.compile(r"<metadata>.*?</metadata>|<style type=\"text/css\">.*?</style>", re.DOTALL)
 _ID_RE: Final = re.compile(r'(\bid="|url\(#|href="#)')
 _TITLED_RE: Final = re.compile(r'<g id="([^"]*-title-([0-9]+))">')
 
 
-def thinned(saves: Sequence[Save]) -> Sequence[Save]:
+Event = Loss | Restore | Damage
+_T = TypeVar("_T")
+
+
+def thinned(found: Sequence[_T], most: int = _POINTS) -> Sequence[_T]:
     """Those that a chart with a point for each shows: one of so many, each as far from the next."""
-    return saves[:: max(1, -(-len(saves) // _POINTS))]
+    return found[:: max(1, -(-len(found) // most))]
 
 
 class Chart:
@@ -62,8 +68,8 @@ class Chart:
         return f"{found[0]}<title>{_escaped(text)}</title>"
 
 
-def timeline(runs: Sequence[Run], found: Sequence[Span], texts: Callable[[Loss | Restore], str]) -> str:
-    """A row for each run: what its time was used for, saves, drains, restores, losses. texts: of a loss or restore."""
+def timeline(runs: Sequence[Run], found: Sequence[Span], texts: Callable[[Event], str]) -> str:
+    """A row for each run: what its time was used for, saves, drains, restores, losses, damage. texts: of an event."""
     first = max(0, len(runs) - TIMELINE_RUNS)
     shown = runs[first:]
     chart = Chart(9.5, 1.1 + 0.42 * len(shown))
@@ -82,11 +88,13 @@ def timeline(runs: Sequence[Run], found: Sequence[Span], texts: Callable[[Loss |
     _of_time(axis)
     handles = [_patch(kind.value, mark(kind.value)) for kind in Kind] + [_patch("drain", mark("drain"))]
     handles += [_line("save", mark("save"), "|"), _line("loss", mark("loss"), "X")]
-    _legend(chart, handles, columns=len(handles))
+    if any(run.damages for run in shown):
+        handles += [_line("damage", mark("damage"), "D"), _line("damage made good", mark("damage"), "D", filled=False)]
+    _legend(chart, handles, columns=min(len(handles), _COLUMNS))
     return chart.svg("timeline")
 
 
-def _row(chart: Chart, axis: "Axes", place: int, run: Run, texts: Callable[[Loss | Restore], str]) -> None:
+def _row(chart: Chart, axis: "Axes", place: int, run: Run, texts: Callable[[Event], str]) -> None:
     staged = [save for save in run.saves if save.staged_s is not None]
     ticks = [_days(save.at) for save in thinned(staged)]
     axis.plot(ticks, [place + 0.06] * len(ticks), "|", color=mark("save"), markersize=5)
@@ -101,6 +109,10 @@ def _row(chart: Chart, axis: "Axes", place: int, run: Run, texts: Callable[[Loss
     for restore in run.restores:
         at = _days(restore.at)
         chart.title(axis.plot(at, place - 0.18, ">", color=mark("restore"), markersize=7)[0], texts(restore))
+    for damage in thinned(run.damages, _MARKS):
+        face = "none" if damage.mended else mark("damage")
+        (drawn,) = axis.plot(_days(damage.at), place + 0.4, "D", color=mark("damage"), mfc=face, markersize=5)
+        chart.title(drawn, texts(damage))
 
 
 def _joined(bars: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -196,10 +208,11 @@ def _patch(label: str, color: str) -> Any:
     return Patch(color=color, label=label)
 
 
-def _line(label: str, color: str, marker: str) -> Any:
+def _line(label: str, color: str, marker: str, *, filled: bool = True) -> Any:
     from matplotlib.lines import Line2D  # noqa: PLC0415
 
-    return Line2D([], [], color=color, marker=marker, linestyle="none", label=label)
+    face = color if filled else "none"
+    return Line2D([], [], color=color, marker=marker, markerfacecolor=face, linestyle="none", label=label)
 
 
 def _legend(chart: Chart, handles: Sequence[Any], *, columns: int) -> None:

@@ -25,6 +25,7 @@ COLORS: Final = {
     "loss": Color("#c0392b", "#ff6b5e", "#01010a"),
     "save": Color("#51606e", "#aab6c2", "#01010b"),
     "drain": Color("#0f9aa8", "#35c4d2", "#01010c"),
+    "damage": Color("#d81b78", "#ff7ac0", "#01010d"),
 }
 _MARKS: Final = {color.mark: name for name, color in COLORS.items()}
 _MARK_RE: Final = re.compile("|".join(_MARKS))

@@ -9,7 +9,7 @@ from ckptd.cli.advise import name_of, percent, sentences
 from ckptd.cli.page import charts, colors
 from ckptd.cli.view.goodput import share, time_lost
 from ckptd.history.advice import Advice
-from ckptd.history.runs import Loss, Restore, Run, Save
+from ckptd.history.runs import Damage, Loss, Run, Save
 from ckptd.history.summary import RunRow, Summary
 from ckptd.system import human
 
@@ -89,6 +89,8 @@ def _facts(summary: Summary) -> str:
         ("staged", human.size(summary.staged_nbytes)),
         ("to the store", human.size(summary.drained_nbytes)),
     ]
+    if damages := [one for row in summary.runs for one in row.damages]:
+        facts.append(("damage", f"{len(damages):,}, {sum(bool(one.mended) for one in damages):,} made good"))
     return "<dl>" + "".join(f"<div><dt>{_text(k)}</dt><dd>{_text(v)}</dd></div>" for k, v in facts) + "</dl>"
 
 
@@ -106,7 +108,7 @@ def _goodput(history: journals.History, summary: Summary) -> list[str]:
         _figure(
             "Runs",
             charts.timeline(history.runs, history.spans, event_text),
-            f"Each run: above, what its time was used for; below, saves and drains to the store.{more}",
+            f"Each run: above, what its time was used for; below, saves, drains to the store, and damage.{more}",
         ),
         _figure("Goodput over time", charts.goodput(history.spans), "Training is what counts; ETTR is its share."),
         _table("goodput", [("", "text"), "time", "share"], body),
@@ -187,14 +189,22 @@ def _or_none(step: int | None) -> str:
     return "-" if step is None else str(step)
 
 
-def event_text(event: Loss | Restore) -> str:
+def event_text(event: charts.Event) -> str:
     """A sentence."""
-    return verb.loss_text(event) if isinstance(event, Loss) else verb.restore_text(event)
+    match event:
+        case Loss():
+            return verb.loss_text(event)
+        case Damage():
+            return verb.damage_text(event)
+        case _:
+            return verb.restore_text(event)
 
 
 def _events(rows: Sequence[RunRow]) -> list[str]:
-    found = [(one.at, row.incarnation, event_text(one)) for row in rows for one in row.losses]
-    found += [(one.at, row.incarnation, event_text(one)) for row in rows for one in row.restores]
+    found: list[tuple[float, int, str]] = []
+    for row in rows:
+        events: list[charts.Event] = [*row.losses, *row.restores, *row.damages]
+        found += [(one.at, row.incarnation, event_text(one)) for one in events]
     if not found:
         return []
     found.sort()
@@ -202,7 +212,8 @@ def _events(rows: Sequence[RunRow]) -> list[str]:
     body: list[list[Cell]] = [
         [(journals.when(at), "text"), str(run), (text, "text")] for at, run, text in found[-_EVENTS:]
     ]
-    return [f"<h2>Losses and restores{left_out}</h2>", _table("events", [("at", "text"), "run", ("", "text")], body)]
+    head = f"<h2>Losses, restores and damage{left_out}</h2>"
+    return [head, _table("events", [("at", "text"), "run", ("", "text")], body)]
 
 
 def _problems(rows: Sequence[RunRow]) -> list[str]:

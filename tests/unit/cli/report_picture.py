@@ -2,13 +2,14 @@
 
 import functools
 import os
+import pathlib
 import shutil
 import subprocess
 import tempfile
 
 from ckptd import cli
 from tests.unit.history import stored
-from tests.unit.history.played import Training, played
+from tests.unit.history.played import Training, played, scrubbed
 from tests.unit.sources import ROOT
 
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
@@ -35,9 +36,12 @@ def picture(page, out, *, dark, size):
 
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        job = stored.write(os.path.join(folder, "ckpt", "llama-7b"), played(Training(jitter=0.5), failures=5).journal)
+        journal = scrubbed(played(Training(jitter=0.5), failures=5).journal)
+        job = stored.write(os.path.join(folder, "ckpt", "llama-7b"), journal)
         page = os.path.join(folder, "report.html")
         assert cli.invoke(["report", job, "-o", page]) == 0
+        shown = pathlib.Path(page).read_text(encoding="utf-8").replace(folder, "/scratch/me")
+        pathlib.Path(page).write_text(shown, encoding="utf-8")
         picture(page, os.path.join(folder, "report.png"), dark=False, size=(1040, 1660))
         shutil.copyfile(os.path.join(folder, "report.png"), SHOWN)
 

@@ -8,6 +8,7 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
+from msgspec.structs import replace
 
 from ckptd import cli
 from ckptd.cli import history as verb
@@ -16,11 +17,11 @@ from ckptd.cli.page import charts, colors
 from ckptd.cli.view.goodput import share
 from ckptd.history.goodput import Kind, spans, totals
 from ckptd.history.runs import runs_of
-from ckptd.shared.protocol.journal import Problem
+from ckptd.shared.protocol.journal import Damaged, Problem
 from ckptd.system import human
 from tests.unit.cli.report_picture import BROWSERS, browser, picture
 from tests.unit.history import stored
-from tests.unit.history.played import BEGAN, Training, played
+from tests.unit.history.played import BEGAN, Training, played, scrubbed
 from tests.unit.history.test_runs import flat
 
 VOID = {"meta", "br"}
@@ -142,6 +143,28 @@ def test_losses_and_restores_are_named_in_the_timeline(page, journal):
     assert sorted(Page(page).titles[1:]) == sorted(texts)
     labels = re.findall(r">(run [0-9]+)</text>", page)
     assert labels == [f"run {run.incarnation}" for run in runs]
+
+
+def test_damage_that_scrubs_found_is_in_the_timeline_and_in_words(tmp_path, page, journal):
+    _, damaged = write(tmp_path / "scrubbed", scrubbed(journal))
+    texts = [verb.damage_text(one) for run in runs_of(flat(scrubbed(journal))) for one in run.damages]
+    assert len(texts) == 2
+    found = Page(damaged)
+    assert sorted(found.titles[1:]) == sorted([*Page(page).titles[1:], *texts])
+    assert [row[-1] for row in found.tables["events"] if row[-1] in texts] == texts
+    assert "<dt>damage</dt><dd>2, 1 made good</dd>" in damaged
+    legend = {"damage", "damage made good"}
+    assert legend <= set(re.findall(r">([^<]+)</text>", damaged))
+    assert not legend & set(re.findall(r">([^<]+)</text>", page)), "where there is none, nothing speaks of it"
+
+
+def test_much_damage_makes_no_large_page(tmp_path, journal):
+    first, second, *others = scrubbed(journal)
+    (one,) = [entry for entry in second if isinstance(entry, Damaged) and entry.mended]
+    much = [replace(one, at=one.at + number / 10, rank=number) for number in range(5000)]
+    _, page = write(tmp_path, [first, [*second, *much], *others])
+    assert "<dt>damage</dt><dd>5,002, 5,001 made good</dd>" in page
+    assert len(page) < 2 << 20
 
 
 def test_each_colour_has_a_light_and_a_dark_value(page):
@@ -272,6 +295,27 @@ def blots(mask, least):
             ys, xs = zip(*part, strict=True)
             found.append((min(ys), min(xs), max(ys), max(xs)))
     return found
+
+
+@pytest.mark.process
+@pytest.mark.skipif(browser() is None, reason=f"no browser: apt-get install {BROWSERS[0]}")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_browser_shows_damage_where_it_was_found(tmp_path, journal, dark):
+    """Filled; what was made good is a frame around the paper's colour."""
+    write(tmp_path, scrubbed(journal))
+    image = pixels(tmp_path / "page.html", tmp_path / "page.png", dark=dark)
+    runs = runs_of(flat(scrubbed(journal)))
+    losses = [one.at for run in runs for one in run.losses]
+    crosses = [(left + right) / 2 for _, left, _, right in sorted(blots(is_color(image, "loss", dark=dark), 25))[1:]]
+    scale = (crosses[-1] - crosses[0]) / (losses[-1] - losses[0])
+    mask = is_color(image, "damage", dark=dark)
+    marks = sorted(blots(mask, 12), key=lambda box: (box[0] // 20, box[1]))
+    assert len(marks) == 4, "two of the legend, two of the run"
+    made_good, lasts = marks[2:]
+    expected = [crosses[0] + scale * (one.at - losses[0]) for one in runs[1].damages]
+    assert [(left + right) / 2 for _, left, _, right in (made_good, lasts)] == pytest.approx(expected, abs=2)
+    filled = [bool(mask[(top + bottom) // 2, (left + right) // 2]) for top, left, bottom, right in (made_good, lasts)]
+    assert filled == [False, True]
 
 
 @pytest.mark.process

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from ckptd.history.goodput import Kind
 from ckptd.shared.protocol.journal import (
+    Damaged,
     Durable,
     Ended,
     Entry,
@@ -156,3 +157,18 @@ def played(training: Training, seed: int = 0, *, failures: int = 4, mean_s: floa
         found.run(training.start_s + 3 * training.step_s * training.save_every + chance.expovariate(1 / mean_s))
     found.run(training.start_s + 4 * training.step_s * training.save_every, how="closed")
     return found
+
+
+def scrubbed(journal: list[list[Entry]]) -> list[list[Entry]]:
+    """The same, where scrubs found damage in the second run: in memory, made good, and later on the store, for good."""
+    first, second, *others = journal
+    staged = [entry for entry in second if isinstance(entry, Staged)]
+    early, late = staged[len(staged) // 3], staged[2 * len(staged) // 3]
+    found: list[Entry] = [
+        Damaged(
+            at=one.at + 5, incarnation=2, counter=one.counter, step=one.step, node="n1", tier=tier, rank=9,
+            what="block 3 is not as its digest says", mended=mended,
+        )
+        for one, tier, mended in ((early, Tier.ARENA, "the parity of its set"), (late, Tier.PFS, ""))
+    ]  # fmt: skip
+    return [first, sorted([*second, *found], key=lambda entry: entry.at), *others]
