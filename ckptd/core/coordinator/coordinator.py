@@ -279,7 +279,7 @@ class Coordinator:
         return [*actions, *self._gone(self.sessions.session, self.sessions.lives(node, event.living), now)]
 
     def _fetched(self, node: str, event: ev.SegmentFetched, now: float) -> list[Action]:
-        actions = [] if event.problem else self.saves.fetched(node, event.save, event.rank, now, event.attestations)
+        actions = [] if event.problem else self.saves.fetched(node, event, now)
         self.restores.fetched(node, event)
         return [*actions, *self.leave.rebuild.fetched(event)]
 

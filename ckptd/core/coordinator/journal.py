@@ -324,9 +324,8 @@ class Journal:
 
 
 def nbytes_of(record: Record | None) -> int:
-    """Of all images of a save; 0: not known, as of those that are rebuilt."""
-    known = record is not None and len(record.delivered) == record.world_size and all(record.delivered.values())
-    return record.nbytes if record is not None and known else 0
+    """Of all images of a save; 0: not known."""
+    return record.nbytes if record is not None and len(record.delivered) == record.world_size else 0
 
 
 def _facts(event: ev.Event | None) -> list[tuple[str, ev.Event]]:

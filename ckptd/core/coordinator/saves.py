@@ -15,7 +15,7 @@ from ckptd.core.coordinator.save_record import Record, disagreement, newest_whol
 from ckptd.core.coordinator.save_states import SAVE, On, State
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.base.wording import named_ranks
-from ckptd.shared.format.replica_attestations import Attestation, difference_of
+from ckptd.shared.format.replica_attestations import difference_of
 
 
 class Saves(Drains):
@@ -80,17 +80,16 @@ class Saves(Drains):
         ended = [r for r in self._facts.records.values() if r.end is not None and r.save in told]
         return [*actions, *(action for record in ended for action in self._tell_end(record, node))]
 
-    def fetched(
-        self, node: str, save: SaveId, rank: int, now: float, attestations: tuple[Attestation, ...] = ()
-    ) -> list[Action]:
+    def fetched(self, node: str, event: ev.SegmentFetched, now: float) -> list[Action]:
         """The segment of the rank lies at this node too, from elsewhere; it may not have learned that it was staged."""
+        save, rank = event.save, event.rank
         record = self._facts.records.get(save)
         if record is None or rank >= record.world_size:
             return []
-        record.attestations[rank] = attestations
+        record.attestations[rank] = event.attestations
         told = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=save), node)] if record.staged else []
         told += self._tell_end(record, node) if record.end is not None else []
-        return [*told, *self._delivered(node, record, {rank: record.delivered.get(rank, 0)}, now, again=True)]
+        return [*told, *self._delivered(node, record, {rank: event.nbytes}, now, again=True)]
 
     def _delivered(
         self, node: str, record: Record, nbytes: dict[int, int], now: float, *, again: bool = False

@@ -390,10 +390,11 @@ class JobNode:
         if (copied := self.gathering.fetched(event)) is not None:
             return copied
         self.fetching.ended(event)
-        if event.seal is None:
+        if (seal := event.seal) is None:
             return [self.membership.report(event)]
-        actions = [*self.slots.fetched(event, event.seal), *self._grant(event)]
-        return [*actions, self.membership.report(replace(event, seal=None, attestations=event.seal.attestations))]
+        actions = [*self.slots.fetched(event, seal), *self._grant(event)]
+        told = replace(event, seal=None, nbytes=seal.image_nbytes, attestations=seal.attestations)
+        return [*actions, self.membership.report(told)]
 
     # --- runs and stores
 

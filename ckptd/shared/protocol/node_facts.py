@@ -274,7 +274,10 @@ class SegmentsReleased(Event, frozen=True, kw_only=True, tag="segments-released"
 
 
 class SegmentFetched(Event, frozen=True, kw_only=True, tag="segment-fetched"):
-    """A whole segment was copied or rebuilt into a slot of this node, checked and sealed; or ``problem``."""
+    """A whole segment was copied or rebuilt into a slot of this node, checked and sealed; or ``problem``.
+
+    ``nbytes``, ``attestations``: of the seal, which itself is not reported.
+    """
 
     rank: Rank
     save: SaveId
@@ -283,6 +286,7 @@ class SegmentFetched(Event, frozen=True, kw_only=True, tag="segment-fetched"):
     capacity: Nbytes = 0
     seal: Seal | None = None  # None: see problem; not reported
     problem: Text = ""
+    nbytes: Nbytes = 0
     attestations: Attestations = ()
 
 

@@ -222,7 +222,6 @@ def test_what_was_found_in_the_arena_was_staged_at_a_time_that_is_not_known_here
 
 
 def test_bytes_of_a_load_are_those_of_all_ranks_or_not_known():
-    """Of what is rebuilt nobody has said how much it is."""
     job = AJob()
     job.say(ev.SlotAdopted(job=KEY, rank=0, slot="r0-1.slot", capacity=4096, world_size=2, save=ONE, nbytes=10))
     job.did += job.catalogue.adopted(KEY, job.now)
@@ -231,5 +230,3 @@ def test_bytes_of_a_load_are_those_of_all_ranks_or_not_known():
     job.say(ev.SlotAdopted(job=KEY, rank=1, slot="r1-1.slot", capacity=4096, world_size=2, save=ONE, nbytes=10))
     job.did += job.catalogue.adopted(KEY, job.now)
     assert journal.nbytes_of(found) == 20
-    found.delivered[1] = 0  # it was fetched from another node: that says no size
-    assert journal.nbytes_of(found) == 0

@@ -1,7 +1,7 @@
 """What a job's journal has of a job of several nodes."""
 
 from ckptd.shared.protocol import journal as log
-from tests.unit.core.nodes.a_cluster import ONE, TWO, ACluster
+from tests.unit.core.nodes.a_cluster import ONE, TWO, ACluster, a_protected_job
 
 
 def records(cluster, name="a", kind=None):
@@ -54,3 +54,19 @@ def test_a_save_takes_as_many_bytes_on_record_whatever_the_number_of_nodes():
         sizes[count] = sum(len(log.framed(entry)) for entry in records(cluster, names[0])) / 2
     assert abs(sizes[40] - sizes[2]) <= 8, "a number of more digits, and no more"
     assert max(sizes.values()) <= 200
+
+
+def test_bytes_of_a_rebuilt_segment_count_at_a_coordinator_that_never_saw_it():
+    cluster = a_protected_job()
+    cluster.end_ranks()
+    cluster.lose("d")
+    cluster.nodes["a"].restart()
+    cluster.settle()
+    cluster.add("d")
+    cluster.settle()
+    cluster.connect("abcd")
+    cluster.load()
+    record = cluster.nodes["a"].job.coordinator.facts.records[ONE]
+    assert record.delivered == dict.fromkeys(range(4), 10)
+    assert sum(record.writes.values()) == 40, "of the drain that runs"
+    assert records(cluster, kind=log.Restored)[-1].nbytes == 40
