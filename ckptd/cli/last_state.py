@@ -141,7 +141,7 @@ def _living(left: LeftJob) -> Iterator[str]:
 def living_text(ranks: tuple[int, ...] | list[int]) -> str:
     """Of ranks whose daemon is gone."""
     verb = "runs" if len(ranks) == 1 else "run"
-    return f"{named_ranks(ranks)} {verb} here, and no save succeeds until a daemon does"
+    return f"{named_ranks(ranks)} {verb} here, and no save succeeds until a daemon runs"
 
 
 def _staged(left: LeftJob, arena: str, timeout_s: float) -> Iterator[str]:

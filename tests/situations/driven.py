@@ -162,8 +162,10 @@ class Large(Played):
         """And all that follows at once."""
         self._queue.append(event)
         while self._queue:
-            event = self._queue.popleft()
-            for action in [*self.core.handle(event, self.now), *self.core.tick(self.now)]:
+            while self._queue:  # as the daemon's loop: what has come, then what is due
+                for action in self.core.handle(self._queue.popleft(), self.now):
+                    self._queue.extend(self._outcome(action))
+            for action in self.core.tick(self.now):
                 self._queue.extend(self._outcome(action))
 
     def _outcome(self, action: act.Action) -> Iterator[ev.Event]:

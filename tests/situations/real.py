@@ -15,6 +15,7 @@ from tests.faults.nodes.capture import ARENA, STORE
 from tests.faults.ranks import JOB, MB, Ranks, told
 
 _NAME = "gpu01"
+_SLOTS = 3  # of a rank
 _FULL_NBYTES, _LARGE_NBYTES = 24 * MB, 8 * MB
 
 
@@ -43,17 +44,19 @@ def _command(node: Node, *args: str, code: int = 0) -> str:
     return text.replace(socket.gethostname(), _NAME).rstrip()
 
 
-def _saved(ranks: Ranks, step: int, milestone: str = "durable") -> None:
+def _saved(node: Node, ranks: Ranks, step: int, milestone: str = "durable") -> None:
+    """And the ranks have all their slots: the last one comes when it is there."""
     ranks.call("save", step)
     ranks.call("wait", step, milestone)
+    wait_for(lambda: (job := node.job(JOB)) and all(rank.slots == _SLOTS for rank in job.ranks))
 
 
 def healthy(base: pathlib.Path) -> str:
     """Every save became durable."""
     with _a_node(base) as node, Ranks(node, 2) as ranks:
         ranks.call("connect")
-        _saved(ranks, 50)
-        _saved(ranks, 100)
+        _saved(node, ranks, 50)
+        _saved(node, ranks, 100)
         wait_for(lambda: (job := node.job(JOB)) and job.checkpoints[0].milestone == "durable")
         return _command(node)
 
@@ -62,7 +65,7 @@ def rank_missing(base: pathlib.Path) -> str:
     """One rank of four does not call save."""
     with _a_node(base) as node, Ranks(node, 4) as ranks:
         ranks.call("connect")
-        _saved(ranks, 50)
+        _saved(node, ranks, 50)
         for rank in (0, 1, 3):
             ranks[rank].call("save", 100)
         wait_for(lambda: (job := node.job(JOB)) and job.checkpoints[0].reason, every_s=0.1)
@@ -80,8 +83,8 @@ def store_full(base: pathlib.Path) -> str:
     ):
         ranks.call("connect")
         for step in (50, 100):
-            _saved(ranks, step)
-        _saved(ranks, 150, "staged")
+            _saved(node, ranks, step)
+        ranks.call("save", 150)
         wait_for(lambda: (job := node.job(JOB)) and job.drain and job.drain.last_error, every_s=0.01)
         return _command(node)
 
@@ -94,7 +97,7 @@ def store_hung(base: pathlib.Path) -> str:
         Ranks(node, nbytes=_LARGE_NBYTES) as ranks,
     ):
         ranks.call("connect")
-        _saved(ranks, 50)
+        _saved(node, ranks, 50)
         ranks.call("save", 100)
         wait_for(lambda: (job := node.job(JOB)) and job.drain is not None, every_s=0.001)
         fuse.hang()
@@ -109,7 +112,7 @@ def unprotected(base: pathlib.Path) -> str:
     """Parity was asked for, and there is one node."""
     with _a_node(base) as node, Ranks(node, 2) as ranks:
         ranks.call("connect", redundancy="xor")
-        _saved(ranks, 50)
+        _saved(node, ranks, 50)
         wait_for(lambda: (job := node.job(JOB)) and job.checkpoints[0].milestone == "durable")
         return _command(node)
 
@@ -118,8 +121,8 @@ def no_daemon(base: pathlib.Path) -> str:
     """It was killed; the ranks live, and what is staged is in the arena. And what is known of the job."""
     with _a_node(base) as node, Ranks(node, 2) as ranks:
         ranks.call("connect", drain_every="3600s")  # drains the first one alone
-        _saved(ranks, 50)
-        _saved(ranks, 150, "staged")
+        _saved(node, ranks, 50)
+        _saved(node, ranks, 150, "staged")
         node.kill()
         last = _command(node, f"{node.store}/{JOB}")
         return f"{_command(node, code=3)}\n\n$ ckptd status {STORE}/{JOB}\n{last}"

@@ -1,6 +1,6 @@
 """The checkpoints of a job as people read them: a row for each that matters, and lines for what they have in common."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -8,11 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ckptd.cli.view.parts import Marks, Name, plain_table
+from ckptd.cli.view.unsafe import cause_of
 from ckptd.core.coordinator.save_states import State
 from ckptd.shared.format.replica_attestations import doubt
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import End, Milestone, Tier
-from ckptd.shared.protocol.status import CheckpointStatus, JobStatus
+from ckptd.shared.protocol.status import CheckpointStatus, JobStatus, Unsafe
 from ckptd.system import human
 
 BAD_ENDS = frozenset({End.FAILED.value, End.ABANDONED.value, End.SKIPPED.value})
@@ -24,11 +25,11 @@ _MAX_REMOVED = 3
 _MAX_STEPS = 5  # named one by one
 
 
-def checkpoints_of(job: JobStatus, marks: Marks, width: int, *, slow: bool) -> RenderableType:
-    """The table. slow: the store takes longer for a save than there is from one to the next."""
+def checkpoints_of(job: JobStatus, marks: Marks, width: int, found: Sequence[Unsafe]) -> RenderableType:
+    """The table. found: what is said above of the job, which is not said again."""
     shown = Rows.of(job.checkpoints)
     parity = job.scheme != Scheme.NONE and len(job.nodes) > 1
-    return Group(_table(shown.rows, marks, width, parity=parity), *_remarks(shown, slow=slow))
+    return Group(_table(shown.rows, marks, width, parity=parity), *_remarks(shown, found))
 
 
 def safest(checkpoints: list[CheckpointStatus]) -> Iterator[tuple[Milestone, CheckpointStatus]]:
@@ -125,10 +126,13 @@ def _durable_mark(one: CheckpointStatus, marks: Marks) -> Text:
     return Text(marks.none, "dim")
 
 
-def _remarks(shown: Rows, *, slow: bool) -> Iterator[Text]:
+def _remarks(shown: Rows, found: Sequence[Unsafe]) -> Iterator[Text]:
     """What the table has no room for: for whom a save waits, why one ended badly, and which rows are not shown."""
     waiting = {one.reason: one for one in shown.rows if one.phase == State.STAGING and one.reason}  # the oldest of each
+    above = {one.hint for one in found if one.code == "ranks_missing"}
     for one in waiting.values():
+        if cause_of(one.reason) in above:
+            continue
         yield Text.assemble((f"step {one.step} ", "yellow"), (human.printable(one.reason), "yellow"), overflow="fold")
     for one in shown.rows:
         if one.end in BAD_ENDS and one.reason:
@@ -138,6 +142,7 @@ def _remarks(shown: Rows, *, slow: bool) -> Iterator[Text]:
     if shown.outrun:
         steps = human.ranges(one.step for one in shown.outrun) if len(shown.outrun) <= _MAX_STEPS else ""
         first, last = shown.outrun[-1].step, shown.outrun[0].step
+        slow = any(one.code == "store_slow" for one in found)
         why = "the store was slower than the saves" if slow else "a newer one was staged before their drain began"
         what = f"step{'' if len(shown.outrun) == 1 else 's'} {steps or f'{first} to {last}'} superseded"
         yield Text(f"{what}: {why}", style="dim")

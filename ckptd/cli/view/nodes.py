@@ -144,8 +144,8 @@ def _others(job: JobStatus, nodes: Sequence[NodeStatus], marks: Marks) -> str:
     if reports:
         used = sorted(report.used_nbytes / max(1, report.budget_nbytes) for report in reports)
         facts.append(f"memory {_span(used)}")
-    if job.drain is not None:
-        facts.append(f"drain {_span(sorted(map(_share, nodes)))}")
+    if shares := sorted(_share(node) for node in nodes if node.drain_nbytes):
+        facts.append(f"drain {_span(shares)}")
     return f" {marks.dot} ".join([*facts, "all of them: --all"])
 
 

@@ -18,7 +18,7 @@ from ckptd.cli.view.names import named
 from ckptd.cli.view.nodes import NodesView, troubles, versions
 from ckptd.cli.view.parts import NEARLY_FULL, Facts, Marks, Name, bar, marks_for
 from ckptd.cli.view.ranks import late_rows, rank_rows
-from ckptd.cli.view.unsafe import is_of_lost_nodes, judged
+from ckptd.cli.view.unsafe import AWAY, is_of_lost_nodes, judged
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import End, Milestone
 from ckptd.shared.protocol.status import DrainStatus, JobStatus, RestoreStatus, Status, Unsafe
@@ -45,10 +45,11 @@ class StatusView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         page = _Page(marks_for(options), options.max_width, self.nodes, self.everything)
         status = judged(self.status)
+        shown = status.unsafe[: page.max_unsafe]
         yield _header(status, page)
         for job in status.jobs:
             yield Text()
-            yield from _job(job, [one for one in status.unsafe if one.job == job.job], page)
+            yield from _job(job, [one for one in shown if one.job == job.job], page)
         if not self.status.jobs:
             yield Text("\nno job yet: a training joins with ckptd_client.connect(job=...)", style="dim")
 
@@ -69,6 +70,10 @@ class _Page:
     @property
     def max_problems(self) -> int | None:
         return None if self.everything else _MAX_PROBLEMS_NODES if self.nodes else _MAX_PROBLEMS
+
+    @property
+    def max_unsafe(self) -> int | None:
+        return None if self.everything else _MAX_UNSAFE
 
     def joined(self, *facts: str) -> str:
         return f" {self.marks.dot} ".join(filter(None, facts))
@@ -96,7 +101,7 @@ def _header(status: Status, page: _Page) -> RenderableType:
 
 def _add_unsafe(rows: Facts, status: Status, page: _Page) -> None:
     """What is wrong and what to type, before anything else: a glance at five lines is enough."""
-    most = None if page.everything else _MAX_UNSAFE
+    most = page.max_unsafe
     for one in status.unsafe[:most]:
         rows.error(f"{_named(status, one.job)}{one.text}\nhint: {one.hint}", label="unsafe")
     if most and len(status.unsafe) > most:
@@ -119,30 +124,31 @@ def _memory(status: Status, page: _Page) -> Text:
 
 
 def _job(job: JobStatus, found: list[Unsafe], page: _Page) -> Iterator[RenderableType]:
+    """found: what the top says of it, which is not said again."""
     nodes = human.counted(len(job.nodes), "node") if len(job.nodes) > 1 else ""
     facts = page.joined(f"incarnation {job.incarnation}", human.counted(job.world_size, "rank"), nodes)
     yield Text.assemble((human.printable(job.job), "bold"), "  ", facts, no_wrap=True, overflow="ellipsis")
-    slow = any(one.code == "store_slow" for one in found)
+    codes = {one.code for one in found}
     rows = Facts()
     rows.add("safe", _safe(job, page))
     if job.drain is not None:
-        rows.add("drain", _drain(job.drain, page, stopped=any(one.code == "store_hangs" for one in found)))
+        rows.add("drain", _drain(job.drain, page, codes))
     if _LOST_ENDS & set(job.ends):
         ends = [f"{count:,} {end}" for end, count in sorted(job.ends.items(), key=lambda item: -item[1])]
         rows.add("saves", Text(page.joined(*ends), "yellow" if BAD_ENDS & set(job.ends) else ""))
     if job.goodput is not None and job.goodput.total_s >= _TOLD_S:
         rows.add("time", Text(overall(job.goodput, _MOST_LOST)))
-    _add_problems(rows, job, page, slow=slow)
+    _add_problems(rows, job, page, found)
     rows.add("store", Name(job.store))
     if len(job.nodes) > 1:
-        rows.add("nodes", _nodes(job, page))
+        rows.add("nodes", _nodes(job, page, named_above="nodes_lost" in codes))
     for number, row in enumerate(rank_rows(job.ranks, page.marks, page.bar_columns)):
         rows.add("ranks" if number == 0 else "", row)
     for row in late_rows(job.ranks):
         rows.add("late", row)
     yield _indented(rows.grid)
     if job.checkpoints:
-        yield _indented(checkpoints_of(job, page.marks, page.width, slow=slow), above=1)
+        yield _indented(checkpoints_of(job, page.marks, page.width, found), above=1)
     if page.nodes:
         yield _indented(NodesView(job, page.everything), above=1)
 
@@ -178,12 +184,12 @@ def _restore(load: RestoreStatus, world_size: int) -> str:
     return f"{whose}{_LOADING[load.phase]}: {done}, for {human.duration(load.seconds)}"
 
 
-def _drain(drain: DrainStatus, page: _Page, *, stopped: bool) -> RenderableType:
-    """stopped: nothing is written, so that no rate holds."""
+def _drain(drain: DrainStatus, page: _Page, codes: set[str]) -> RenderableType:
+    """codes: of what is said above. While the store hangs nothing is written, so that no rate holds."""
     done = bar(drain.nbytes_done, drain.nbytes, page.bar_columns, "cyan", page.marks)
     top = Text.assemble(done, f"  {human.percent(drain.nbytes_done, drain.nbytes)} of step {drain.save.step}")
     facts = [f"{human.size(drain.nbytes_done)} of {human.size(drain.nbytes)}"]
-    if stopped:
+    if "store_hangs" in codes:
         facts.append("stopped")
     elif drain.retry_in_s is None:
         facts += [human.rate(drain.bytes_per_s)] if drain.bytes_per_s else []
@@ -193,13 +199,15 @@ def _drain(drain: DrainStatus, page: _Page, *, stopped: bool) -> RenderableType:
     if drain.last_error:
         again = f", again in {human.duration(drain.retry_in_s)}" if drain.retry_in_s is not None else ""
         failed = f"attempt {drain.attempt} failed" if again else f"attempt {drain.attempt}, the one before failed"
-        lines.append(Text(f"{failed}: {human.printable(drain.last_error)}{again}", style="yellow"))
+        why = "" if "nodes_lost" in codes and AWAY in drain.last_error else f": {human.printable(drain.last_error)}"
+        lines.append(Text(f"{failed}{why}{again}", style="yellow"))
     return Group(*lines)
 
 
-def _add_problems(rows: Facts, job: JobStatus, page: _Page, *, slow: bool) -> None:
-    """What is wrong, once each: with the job, between the nodes, on them."""
+def _add_problems(rows: Facts, job: JobStatus, page: _Page, found: list[Unsafe]) -> None:
+    """What is wrong, once each: with the job, between the nodes, on them. found: it is said above."""
     most = page.max_problems
+    slow = any(one.code == "store_slow" for one in found)
     failed = job.drain.last_error if job.drain is not None and job.drain.last_error else "\0"  # stands with the drain
     errors = [one for one in job.errors if failed not in one and not (slow and one.startswith(_SLOW))]
     for error in errors[-most:] if most else errors:
@@ -208,7 +216,8 @@ def _add_problems(rows: Facts, job: JobStatus, page: _Page, *, slow: bool) -> No
         rows.add("", Text(f"and {len(errors) - most:,} older ones: ckptd status --nodes --all", "dim"))
     if job.silent:
         rows.add("silent", Text(f"did not answer: {named(job.silent)}", "yellow"), "yellow")
-    degraded = job.degraded if page.everything else _folded(job.degraded)
+    above = {f"{one.text}; {one.hint}" for one in found}
+    degraded = [one for one in (job.degraded if page.everything else _folded(job.degraded)) if one not in above]
     for line in degraded[:most]:
         rows.add("degraded", Text(human.printable(line), "yellow"), "yellow")
     if most and len(degraded) > most:
@@ -238,14 +247,14 @@ def _add_troubles(rows: Facts, job: JobStatus, most: int | None) -> None:
         rows.error(f"{text}\nhint: install the same ckptd there, and restart those daemons: what is staged stays")
 
 
-def _nodes(job: JobStatus, page: _Page) -> Text:
-    """The number of nodes, their redundancy, and the missing ones."""
+def _nodes(job: JobStatus, page: _Page, *, named_above: bool) -> Text:
+    """The number of nodes, their redundancy, and the missing ones, if these are not named above."""
     sets = len({node.set_index for node in job.nodes})
     scheme = f"{job.scheme} in {human.counted(sets, 'set')}" if job.scheme != Scheme.NONE else "redundancy none"
     text = Text(page.joined(human.counted(len(job.nodes), "node"), scheme))
     if page.nodes and (asked := [node for node in job.nodes if node.report is not None]):
         text.append(f" {page.marks.dot} {len(asked):,} answered")
     away = [node.node for node in job.nodes if not node.reachable]
-    if away:
+    if away and not named_above:
         text.append(f" {page.marks.dot} not heard of: {named(away)}", "yellow")
     return text

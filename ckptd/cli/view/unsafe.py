@@ -26,7 +26,7 @@ _ROOM = 1.25  # for a drain that takes a little longer than the last
 _MAX_ERROR_CHARS = 90
 _BAD_ENDS = frozenset({End.FAILED, End.ABANDONED, End.SKIPPED})
 _SILENCE = ("answer", "hang")  # in the words for a store that hangs; other words are for a worker that ended
-_AWAY = "does not answer"  # in the error of a drain that lacks a node, which is a finding itself
+AWAY = "does not answer"  # in the error of a drain that lacks a node, which is a finding itself
 _PATIENCE = "training goes on, and newer saves are tried, too"
 
 
@@ -153,7 +153,12 @@ def _ranks_missing(look: Look) -> Iterator[Found]:
     since = f" for {human.duration(oldest.age_s)}" if oldest.age_s is not None else ""
     text = f"{_where(look.job, oldest.missing, count)} {_have(count)} not delivered step {oldest.step}{since}"
     also = f", nor {human.counted(len(waiting) - 1, 'later save')}" if len(waiting) > 1 else ""
-    yield Found(f"{text}{also}", oldest.reason.partition(": ")[2] or oldest.reason)
+    yield Found(f"{text}{also}", cause_of(oldest.reason))
+
+
+def cause_of(reason: str) -> str:
+    """Why a save waits, without for whom."""
+    return reason.partition(": ")[2] or reason
 
 
 def _ranks_ended(look: Look) -> Iterator[Found]:
@@ -185,21 +190,25 @@ def _nodes_lost(look: Look) -> Iterator[Found]:
     back = back or f"no checkpoint can be restored without {'it' if len(lost) == 1 else 'them'}"
     verb = "does" if len(lost) == 1 else "do"
     text = f"{counted_nodes(lost, len(job.nodes))} {verb} not answer: {back}"
-    yield Found(text, f"ckptd status on {named(lost[:1])}; if it is lost, start the job again with another node")
+    again = "if it is lost, start the job again with another node"
+    again = again if len(lost) == 1 else "if they are lost, start the job again with other nodes"
+    yield Found(text, f"ckptd status on {named(lost[:1])}; {again}")
 
 
 def _store_hangs(look: Look) -> Iterator[Found]:
     job, worker = look.job, look.worker
-    problem = ""
-    if worker is not None and (worker.silent or worker.problem):
-        problem = worker.problem or f"no answer for {human.duration(worker.idle_s)}"
-    elif not job.store_seen and job.store_problem:
-        problem = job.store_problem
+    problem = worker.problem if worker is not None else ""
+    if not job.store_seen:
+        problem = problem or job.store_problem
     if problem:
-        known = _since(job) if job.store_seen else "what is durable is not known"
         what = "does not answer" if any(word in problem for word in _SILENCE) else "is out of reach"
-        text = f"the store {what}: {_short(problem)}; {known}"
-        yield Found(text, f"is the mount alive? timeout 10 stat -f {job.store}; training goes on")
+        what = f"{what}: {_short(problem)}"
+    elif worker is not None and worker.silent:
+        what = f"has not answered for {human.duration(worker.idle_s)}"
+    else:
+        return
+    known = _since(job) if job.store_seen else "what is durable is not known"
+    yield Found(f"the store {what}; {known}", f"is the mount alive? timeout 10 stat -f {job.store}; training goes on")
 
 
 class _Cause(NamedTuple):
@@ -232,7 +241,7 @@ _CAUSES = (
 def _drain_fails(code: str) -> Callable[[Look], Iterator[Found]]:
     def find(look: Look) -> Iterator[Found]:
         job, drain = look.job, look.job.drain
-        if drain is None or not drain.last_error or (look.lost_nodes and _AWAY in drain.last_error):
+        if drain is None or not drain.last_error or (look.lost_nodes and AWAY in drain.last_error):
             return
         cause = next(cause for cause in _CAUSES if any(word in drain.last_error for word in cause.words))
         if cause.code != code:

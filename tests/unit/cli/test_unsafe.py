@@ -83,7 +83,7 @@ CASES = {
     ),
     "store_hangs": (
         found(HUNG),
-        "the store does not answer: no answer for 45s; nothing is durable since step 1100",
+        "the store has not answered for 45s; nothing is durable since step 1100",
         f"is the mount alive? timeout 10 stat -f {a_status.STORE}",
     ),
     "store_full": (

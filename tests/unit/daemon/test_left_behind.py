@@ -36,7 +36,7 @@ def test_ranks_and_the_newest_step_are_seen_and_nothing_is_changed(tmp_path):
             assert len(living(node.arena)) == 2
             assert told_of(node.arena, 30) == (
                 [
-                    "job job: ranks 0-1 run here, and no save succeeds until a daemon does",
+                    "job job: ranks 0-1 run here, and no save succeeds until a daemon runs",
                     "job job: step 100 is in memory here (2 of 2 ranks)",
                     "job job: step 50 is durable",
                 ],
