@@ -23,7 +23,7 @@ SHARE ?=
 # ckptd anew, which is a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo unit test simulate simulate-slow scale charts mutants test-matrix frameworks-test golden golden-wire bench bench-records nodes bench-large bench-peers gpu test-gpu bench-gpu check lint types architecture wheel man release-check longest faults guards histories kills polite mistakes cluster-test docs clean
+.PHONY: help venv demo unit test simulate simulate-slow scale charts mutants test-matrix frameworks-test golden golden-wire bench bench-records nodes bench-large bench-journal bench-peers gpu test-gpu bench-gpu check lint types architecture wheel man release-check longest faults guards histories kills polite mistakes cluster-test docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ nodes: $(DEV) ## real daemons on this machine: saves, one node of each set lost,
 
 bench-large: $(DEV) ## jobs of 100 to 1,000 nodes, played over real links: what they cost their coordinator; LARGE="4000"
 	$(BIN)/python -m bench.large $(LARGE)
+
+bench-journal: $(DEV) ## what the journal of a job adds to a save, to the daemon's memory and to an idle daemon: JOURNAL="--against DIR"
+	$(BIN)/python -m bench.journal $(JOURNAL)
 
 bench-peers: $(PEERS) ## the same, DLRover and DeepSpeed too, in an environment of its own; BENCH="--docs docs"
 	.peers/bin/python -m bench $(BENCH)
