@@ -8,8 +8,12 @@ from tests import pythons
 HUGE_NBYTES = 2 << 20
 _HEAP = """
 import torch
-tensors = [torch.zeros(1 << 16) for _ in range(200)]
-print(*(line.split()[0] for line in open("/proc/self/maps") if "[heap]" in line))
+def heap():
+    return [line.split()[0] for line in open("/proc/self/maps") if "[heap]" in line]
+first, tensors = heap(), []
+while heap() == first and len(tensors) < 100_000:  # what the server has freed is used up first
+    tensors += [torch.zeros(1 << 14) for _ in range(100)]
+print(*heap())
 """
 
 
