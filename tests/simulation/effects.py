@@ -392,8 +392,7 @@ def _fetched(action: act.FetchSegment, problem: str, found: Any) -> list[Any]:
     if problem or found is None:
         return [make(ev.SegmentFetched, **said, problem=problem)]
     name, seal = found
-    said |= {"slot": name, "capacity": seal.content_nbytes + 8192, "world_size": seal.world_size, "seal": seal}
-    return [make(ev.SegmentFetched, **said, nbytes=seal.image_nbytes)]
+    return [make(ev.SegmentFetched, **said, slot=name, capacity=seal.content_nbytes + 8192, seal=seal)]
 
 
 def _pulled(action: act.PullSegments, problem: str, found: Any) -> list[Any]:

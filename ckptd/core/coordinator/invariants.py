@@ -48,6 +48,7 @@ def _check_save(facts: JobState, record: Record) -> None:
         assert state is not State.STAGING or not record.in_memory or facts.clash_of(record.save), f"{record} is whole"
     assert record.due or state is not State.QUEUED, f"{record.save} is queued, and not due"
     assert all(rank < record.world_size for rank in record.held), f"{record.save}: ranks that it does not have"
+    assert all(record.delivered.values()), f"{record.save}: segments of no bytes"
     if state is State.DRAINING:  # 7: all votes, or no commit
         assert record.drainers.keys() > record.voters, f"{record.save}: all nodes voted, and it is not committed"
     if state is State.COMMITTING:
