@@ -20,9 +20,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tests.faults.campaigns import ended_by_signals
+
 ON, OFF, OTHER = "journal", "off", "other"
 _ROOT = Path(__file__).resolve().parent.parent
 _MIB = 1 << 20
+_MEMORY = "/dev/shm"  # noqa: S108 - directories of its own, 0700
 _FLUSHED_S: Final = 35.0  # after this the journal of the last save is on the store
 _WARM_UP: Final = 20  # saves that count for nothing: slots and plans are made
 _DROPPING = """
@@ -61,7 +64,7 @@ class Job:
     """A daemon with a rank of its own. tree: the checkout that both run."""
 
     def __init__(self, name: str, tree: Path, arena: Path, store: Path, nbytes: int) -> None:
-        self.name, self._store = name, store
+        self.name, self._arena, self._store = name, arena, store
         store.mkdir()
         environ = {k: v for k, v in os.environ.items() if not k.startswith("CKPTD_")}
         environ |= {"PYTHONPATH": f"{tree}:{tree}/client", "CKPTD_NO_AUTOSTART": "1", "OMP_NUM_THREADS": "1"}
@@ -99,17 +102,16 @@ class Job:
         """Bytes that the daemon has of its own, and its worker."""
         return _anonymous(self._daemon.pid), sum(map(_anonymous, _children(self._daemon.pid)))
 
-    def journal_nbytes(self) -> int:
-        """On the store."""
-        return sum(path.stat().st_size for path in self._store.glob("job/.journal/*"))
+    def records_nbytes(self) -> int:
+        """Of its journal, in the arena and on the store."""
+        found = [*self._arena.glob("**/*.journal"), *self._store.glob("job/.journal/*")]
+        return sum(path.stat().st_size for path in found)
 
     def close(self) -> None:
-        """Ends both."""
-        assert self._rank.stdin is not None  # noqa: S101 - it is a pipe
-        self._rank.stdin.close()
+        """Ends both, the rank by itself."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._rank.communicate(timeout=20)
         for process in (self._rank, self._daemon):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20 if process is self._rank else 0.1)
             process.terminate()
             process.wait(60)
         self._log.close()
@@ -134,7 +136,7 @@ def _anonymous(pid: int) -> int:
 @contextlib.contextmanager
 def _jobs(trees: dict[str, Path], nbytes: int) -> Iterator[list[Job]]:
     with (
-        tempfile.TemporaryDirectory(prefix="ckptd-journal-", dir="/dev/shm") as arenas,
+        tempfile.TemporaryDirectory(prefix="ckptd-journal-", dir=_MEMORY) as arenas,
         tempfile.TemporaryDirectory(prefix="ckptd-journal-") as stores,
         contextlib.ExitStack() as stack,
     ):
@@ -164,7 +166,7 @@ def play(
             idle = (job.cpu_s() - before[job.name]) / (time.monotonic() - began)
             costs[job.name] = Cost(*job.memory(), idle)
             print(
-                f"  {_told(job.name, stalls[job.name], costs[job.name])}, {job.journal_nbytes()} B on record",
+                f"  {_told(job.name, stalls[job.name], costs[job.name])}, {job.records_nbytes()} B on record",
                 flush=True,
             )
     return {name: found[_WARM_UP:] for name, found in stalls.items()}, costs
@@ -195,12 +197,13 @@ def main() -> int:
     trees = {ON: _ROOT, OFF: _ROOT} | ({OTHER: options.against.resolve()} if options.against else {})
     stalls: dict[str, list[float]] = {name: [] for name in trees}
     costs: dict[str, list[Cost]] = {name: [] for name in trees}
-    for number in range(options.rounds):
-        print(f"round {number + 1}", flush=True)
-        found, cost = play(trees, options.saves, options.idle, options.nbytes)
-        for name in trees:
-            stalls[name] += found[name]
-            costs[name].append(cost[name])
+    with ended_by_signals():
+        for number in range(options.rounds):
+            print(f"round {number + 1}", flush=True)
+            found, cost = play(trees, options.saves, options.idle, options.nbytes)
+            for name in trees:
+                stalls[name] += found[name]
+                costs[name].append(cost[name])
     report(stalls, costs)
     return 0
 
