@@ -22,7 +22,7 @@ from ckptd.shared.format.layout import Extent, decode_leaves
 from ckptd.shared.format.manifest import LINKED, UNPUBLISHED, FileRecord, Vote
 from ckptd.shared.format.packed_layout import Known
 from ckptd.shared.format.stored_records import StoredRecords
-from ckptd.store.interface import Replacement, Store
+from ckptd.store.interface import Held, Replacement, Store
 
 _AT_ONCE = 2  # ranks: each has AHEAD + 2 blocks in memory
 
@@ -66,11 +66,9 @@ class Whole:
         """
         location = self._store.begin_again(self._job, self._save)
         try:
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
+            with self._store.held(location) as held, ThreadPoolExecutor(_AT_ONCE) as pool:
                 known = Known()
-                made = list(
-                    pool.map(lambda rank: self._written(rank, keys, location, known), range(len(self._records)))
-                )
+                made = list(pool.map(lambda rank: self._written(rank, keys, held, known), range(len(self._records))))
             for vote in _votes(self._records, made, keys):
                 self._store.put_vote(self._job, vote)
             self._store.take_its_place(self._job, self._save, writer)
@@ -79,7 +77,7 @@ class Whole:
                 self._store.discard(self._job, self._save)
             raise
 
-    def _written(self, rank: int, keys: Sequence[str], location: str, known: Known) -> FileRecord:
+    def _written(self, rank: int, keys: Sequence[str], held: Held, known: Known) -> FileRecord:
         old = self._records[rank]
         new = reduced(old, self._records.layout(rank), keys, self._save, known)
         source = SourceFile(self._files.where(old.name), old.nbytes, old.digests, old.extents(), stored=self._files)
@@ -87,7 +85,7 @@ class Whole:
             reader = made.enter_context(VerifiedReader([source], AHEAD + 2))
             files = []
             for extent in new.record.extents():
-                file = self._store.replacement(location, extent.name, extent.nbytes)
+                file = held.replacement(extent.name, extent.nbytes)
                 made.callback(file.close)
                 files.append((extent, file))
             digests = _copy(new, reader, files, self._store.integrity)

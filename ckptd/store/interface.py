@@ -69,6 +69,15 @@ class Replacement(Protocol):
         """What was not published is removed. Idempotent."""
 
 
+class Held(Protocol):
+    """The directory of a checkpoint, the same one whatever name it gets: what takes its place is never touched."""
+
+    files: StoredFiles
+
+    def replacement(self, name: str, nbytes: int) -> Replacement:
+        """A file of it, to be written again, of zeros at first. Raises OSError."""
+
+
 class Store(abc.ABC):
     """One store, by its URL: what jobs are saved to. A subclass per kind of store; see the module.
 
@@ -322,12 +331,8 @@ class Store(abc.ABC):
 
     # --- mending
 
-    def replacement(self, location: str, name: str, nbytes: int) -> Replacement:
-        """A file of the committed checkpoint at a location, to be written again, of zeros at first.
-
-        The checkpoint may be a copy that belongs to no job.
-        """
-        del name, nbytes
+    def held(self, location: str) -> AbstractContextManager[Held]:
+        """The checkpoint that lies at a location now, to be mended. It may be a copy that belongs to no job."""
         raise UsageError(f"{location} cannot be mended", hint="load an older step")
 
     def commit_again(self, job: str, save: SaveId, writer: str) -> CommitOutcome:

@@ -20,13 +20,16 @@ _MAX_LINKS = 40
 
 
 @contextlib.contextmanager
-def directory(top: str | None, path: str, *, strict: bool) -> Iterator[int]:
+def directory(top: str | None, path: str, *, strict: bool, held: int | None = None) -> Iterator[int]:
     """An O_PATH descriptor of a directory. top None: all of the path was named by this user. Raises OSError.
 
     strict: on the way to the top links of this user and of root count, and no one else's.
+    held: a descriptor of the top, which counts whatever has the top's name by now; then nothing above it is reached.
     """
     named, steps = _halves(top, path)
-    fd = _open_named(named, strict=strict)
+    if held is not None and named != top:
+        raise OSError(errno.EPERM, f"{OUTSIDE}: {top}", path)
+    fd = _open_named(named, strict=strict) if held is None else os.open(".", _STEP, dir_fd=held)
     try:
         for name in steps:
             fd = _step(fd, name, path)

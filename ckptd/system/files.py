@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from ckptd.shared.files.regular import LINK, NO_FILE, NO_LINKS, contents, leave_direct, open_regular, size
+from ckptd.shared.files.regular import LINK, NO_FILE, NO_LINKS, contents, leave_direct, open_direct, open_regular, size
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.system import beneath
 
@@ -48,6 +48,7 @@ class FileLayer:
     integrity: Integrity = XXH3
     _top: str | None = None
     _strict = False
+    _held: int | None = None  # a descriptor of the top
 
     def __init__(self, top: str | None = None, integrity: Integrity = XXH3) -> None:
         self._top = top
@@ -60,11 +61,19 @@ class FileLayer:
         return made
 
     @contextlib.contextmanager
+    def held(self) -> Iterator[Self]:
+        """The same disk below the directory that the top is now, whatever becomes of its name."""
+        with self._directory(self._top or "/") as fd:
+            made = copy.copy(self)
+            made._held = fd  # noqa: SLF001 - it is one of these
+            yield made
+
+    @contextlib.contextmanager
     def _at(self, path: str) -> Iterator[tuple[int, str]]:
         """The directory that has the path's last name, and that name."""
         head, name = os.path.split(path)
         try:
-            with beneath.directory(self._top, head, strict=self._strict) as fd:
+            with beneath.directory(self._top, head, strict=self._strict, held=self._held) as fd:
                 yield fd, name or "."
         except OSError as error:
             if error.filename == head or not str(error.filename).startswith("/"):
@@ -74,7 +83,7 @@ class FileLayer:
     @contextlib.contextmanager
     def _directory(self, path: str) -> Iterator[int]:
         """The directory itself, to be read or synced."""
-        with beneath.directory(self._top, path, strict=self._strict) as fd:
+        with beneath.directory(self._top, path, strict=self._strict, held=self._held) as fd:
             inside = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
         try:
             yield inside
@@ -177,10 +186,13 @@ class FileLayer:
         with self._directory(path) as fd:
             return sorted(os.listdir(fd))
 
-    def open_read(self, path: str) -> int:
-        """Descriptor of a regular file. Raises OSError, at once, for a link, a pipe or whatever else has its name."""
+    def open_read(self, path: str, *, direct: bool = False) -> int:
+        """Descriptor of a regular file. Raises OSError, at once, for a link, a pipe or whatever else has its name.
+
+        direct: past the page cache, where the file system takes it.
+        """
         with self._at(path) as (fd, name):
-            return open_regular(name, dir_fd=fd)
+            return open_direct(name, dir_fd=fd) if direct else open_regular(name, dir_fd=fd)
 
     def read_file(self, path: str, max_nbytes: int) -> bytes:
         """Content of a regular file. Raises OSError EFBIG when there is more than max_nbytes, before reading it."""

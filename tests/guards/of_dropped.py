@@ -3,6 +3,7 @@
 from tests.guards.guard import Edit, Guard
 
 _REDUCE = "tests/unit/checkpoint/test_reduce.py"
+_MEANWHILE = "tests/unit/checkpoint/test_reduce_meanwhile.py"
 _LAST = "tests/unit/cli/test_last_state.py"
 
 
@@ -35,6 +36,12 @@ ROWS = (
         "a-load-names-what-was-dropped", "client/ckptd_client/_load/dropped.py",
         "        if not asked:\n", "        if True:\n",
         f"{_REDUCE}::test_the_error_of_a_load_names_what_was_dropped",
+    ),
+    _row(
+        "a-mend-stays-in-the-directory-that-it-opened", "ckptd/system/beneath.py",
+        '_open_named(named, strict=strict) if held is None else os.open(".", _STEP, dir_fd=held)',
+        "_open_named(named, strict=strict)",
+        f"{_MEANWHILE}::test_a_mend_under_way_writes_nothing_into_what_takes_the_place",
     ),
     _row(
         "an-arena-has-records-that-the-store-lacks", "ckptd/cli/last_state.py",

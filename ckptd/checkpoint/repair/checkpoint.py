@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -36,6 +37,8 @@ from ckptd.shared.format.stored_records import read_vote_of
 from ckptd.shared.format.together import together
 from ckptd.shared.protocol.parity_types import ParityChunk
 from ckptd.shared.stores.kinds import open_files, real
+from ckptd.store.interface import Held
+from ckptd.store.opening import open_store
 
 
 @dataclass
@@ -94,8 +97,23 @@ class Checkpoint:
         return sorted({vote.parity for vote in self.votes if vote.parity is not None})
 
 
+@contextlib.contextmanager
+def held_checkpoint(path: str, integrity: Integrity = XXH3) -> Iterator[tuple[Checkpoint, Held]]:
+    """As open_checkpoint, to be mended: read and written in the directory that has the path now, and in no other.
+
+    So what takes its place meanwhile, as ``ckptd prune --drop`` does it, is never touched.
+    """
+    location = _location(path, integrity)
+    with open_store(os.path.dirname(location), integrity).held(location) as held:
+        yield _opened(held.files), held
+
+
 def open_checkpoint(path: str, integrity: Integrity = XXH3) -> Checkpoint:
     """The checkpoint in the directory path. Raises UsageError, DamagedError or OSError, naming the file."""
+    return _opened(open_files(_location(path, integrity), integrity))
+
+
+def _location(path: str, integrity: Integrity) -> str:
     path = real(path)
     base = os.path.basename(path)
     ours = parse_dirname(base) or parse_partial_dirname(base) or base.startswith(TRASH_PREFIX)
@@ -109,6 +127,10 @@ def open_checkpoint(path: str, integrity: Integrity = XXH3) -> Checkpoint:
         what = "is no checkpoint's directory"
     if what:
         raise UsageError(f"{path} {what}", hint=where_checkpoints_are(path))
+    return path
+
+
+def _opened(files: StoredFiles) -> Checkpoint:
     found = _with_votes(files, open_sound(files, RECORDS))  # what else is wrong is to be mended
     _find_sets(found)
     return found

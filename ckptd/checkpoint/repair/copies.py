@@ -1,10 +1,9 @@
 """Damaged images of a committed checkpoint written again from slots that hold the same save."""
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping
 
-from ckptd.checkpoint.repair.checkpoint import open_checkpoint
+from ckptd.checkpoint.repair.checkpoint import held_checkpoint
 from ckptd.checkpoint.repair.files import Bytes, OpenFiles, block_buffer
 from ckptd.checkpoint.repair.target import Target
 from ckptd.shared.base.errors import CkptdError
@@ -13,8 +12,7 @@ from ckptd.shared.files.regular import open_regular
 from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.format.stored_files import read_exactly
 from ckptd.shared.stores.directory import OpenedFile
-from ckptd.store.interface import Store
-from ckptd.store.opening import open_store
+from ckptd.store.interface import Held
 
 
 def mend_from_copies(
@@ -25,33 +23,33 @@ def mend_from_copies(
     Returns the ranks whose images are sound now; of the others the copy is damaged, or is something else by now. Every
     block is compared with the votes before a file gets its name. Raises UsageError, DamagedError, OSError.
     """
-    checkpoint = open_checkpoint(path, integrity)
-    store = open_store(os.path.dirname(checkpoint.files.location), integrity)
-    images, buffer, done, sound = checkpoint.images, block_buffer(), 0, set[int]()
+    buffer, done, sound = block_buffer(), 0, set[int]()
 
     def count(nbytes: int) -> None:
         nonlocal done
         done += nbytes
         progress(done)
 
-    for rank in sorted(copies.keys() & images.keys()):
-        image = images[rank]
-        with OpenFiles(checkpoint.files) as files:
-            target = Target(file_name(rank), image, image.damage(files, buffer, count), image.misfits())
-            if not (target.damage or target.misfits):
-                sound.add(rank)
-                continue
-            with contextlib.suppress(OSError, EOFError, CkptdError):
-                _copy(target, copies[rank], store, files, buffer)
-                sound.add(rank)
+    with held_checkpoint(path, integrity) as (checkpoint, held):
+        images = checkpoint.images
+        for rank in sorted(copies.keys() & images.keys()):
+            image = images[rank]
+            with OpenFiles(checkpoint.files) as files:
+                target = Target(file_name(rank), image, image.damage(files, buffer, count), image.misfits())
+                if not (target.damage or target.misfits):
+                    sound.add(rank)
+                    continue
+                with contextlib.suppress(OSError, EOFError, CkptdError):
+                    _copy(target, copies[rank], held, files, buffer)
+                    sound.add(rank)
     return sound
 
 
-def _copy(target: Target, source: str, store: Store, files: OpenFiles, buffer: memoryview) -> None:
+def _copy(target: Target, source: str, held: Held, files: OpenFiles, buffer: memoryview) -> None:
     content: Bytes = target.content
     try:
         with contextlib.closing(OpenedFile(open_regular(source))) as slot:
-            target.begin(store, files, buffer)
+            target.begin(held, files, buffer)
             for start, stop in target.damage:
                 for first in range(start, min(stop, content.nbytes), len(buffer)):
                     data = buffer[: min(len(buffer), stop - first)]

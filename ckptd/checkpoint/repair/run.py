@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec.structs import replace
 
-from ckptd.checkpoint.repair.checkpoint import Checkpoint, Lost, Set, open_checkpoint, tails
+from ckptd.checkpoint.repair.checkpoint import Checkpoint, Lost, Set, held_checkpoint, tails
 from ckptd.checkpoint.repair.files import Bytes, FileSources, OpenFiles, block_buffer
 from ckptd.checkpoint.repair.plan import Bad, Fix, solve
 from ckptd.checkpoint.repair.plan import Target as Key
@@ -24,6 +24,7 @@ from ckptd.shared.base.ids import JobKey, file_name
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.slot import PAGE
+from ckptd.store.interface import Held
 from ckptd.store.opening import open_store
 from ckptd.system.units import format_size
 
@@ -53,9 +54,8 @@ def rebuild(path: str, progress: Progress = lambda _: None, integrity: Integrity
     """
     began_s = time.monotonic()
     try:
-        checkpoint = open_checkpoint(path, integrity)
-        with OpenFiles(checkpoint.files) as files:
-            work = _Rebuild(checkpoint, files, progress)
+        with held_checkpoint(path, integrity) as (checkpoint, held), OpenFiles(checkpoint.files) as files:
+            work = _Rebuild(checkpoint, held, files, progress)
             work.run()
     except (OSError, EOFError) as error:
         raise CkptdError(f"not rebuilt: {error}", hint=f"mend that, then again: ckptd rebuild {path}") from error
@@ -66,8 +66,8 @@ def rebuild(path: str, progress: Progress = lambda _: None, integrity: Integrity
 
 
 class _Rebuild:
-    def __init__(self, checkpoint: Checkpoint, files: OpenFiles, progress: Progress) -> None:
-        self.checkpoint, self._files, self._progress = checkpoint, files, progress
+    def __init__(self, checkpoint: Checkpoint, held: Held, files: OpenFiles, progress: Progress) -> None:
+        self.checkpoint, self._held, self._files, self._progress = checkpoint, held, files, progress
         self._path = checkpoint.files.location
         self._store = open_store(os.path.dirname(self._path), checkpoint.files.integrity)
         self._buffer = block_buffer()
@@ -171,7 +171,7 @@ class _Rebuild:
                 hint=f"free space on the store; if that is not what its files had: ckptd verify {self._path}",
             )
         for target in targets:
-            target.begin(self._store, self._files, self._buffer)
+            target.begin(self._held, self._files, self._buffer)
 
     def _keys(self, one: Set, ranks: set[int]) -> list[Key]:
         return [*(("image", rank) for rank in sorted(ranks)), *(("parity", m) for m in self._parities[one.name])]

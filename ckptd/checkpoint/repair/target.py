@@ -6,7 +6,7 @@ from ckptd.checkpoint.repair.files import Bytes, OpenFiles, Ranges
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.digest import DIGEST_NBYTES, blocks
 from ckptd.shared.format.layout import Extent
-from ckptd.store.interface import Replacement, Store
+from ckptd.store.interface import Held, Replacement
 
 
 @dataclass
@@ -29,11 +29,11 @@ class Target:
         hit = {extent for start, stop in self.damage for extent, _, _ in self.content.within(start, stop)}
         return [e for e in self.content.extents if e in hit or e.name in self.misfits]
 
-    def begin(self, store: Store, files: OpenFiles, buffer: memoryview) -> None:
+    def begin(self, held: Held, files: OpenFiles, buffer: memoryview) -> None:
         """Replacements with all that is sound. Raises OSError."""
         self._changed |= set(self.misfits)
         for extent in self.concerned:
-            replacement = store.replacement(self.content.files.location, extent.name, extent.nbytes)
+            replacement = held.replacement(extent.name, extent.nbytes)
             self._replacements[extent.name] = replacement
             for start, stop in self._sound(extent):
                 for first in range(start, stop, len(buffer)):

@@ -91,14 +91,14 @@ def size(path: str, *, dir_fd: int | None = None) -> int:
     return found.st_size
 
 
-def open_direct(path: str, *, follow: bool = False) -> int:
+def open_direct(path: str, *, follow: bool = False, dir_fd: int | None = None) -> int:
     """As open_regular; past the page cache where the file system takes the flag. To be read with read_pages."""
     try:
-        return open_regular(path, os.O_DIRECT, follow=follow)
+        return open_regular(path, os.O_DIRECT, follow=follow, dir_fd=dir_fd)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    return open_regular(path, follow=follow)
+    return open_regular(path, follow=follow, dir_fd=dir_fd)
 
 
 def read_pages(fd: int, view: memoryview, offset: int, nbytes: int) -> int:

@@ -22,6 +22,9 @@ class Layer(Protocol):
     def listdir(self, path: str) -> list[str]:
         """Names in a directory, sorted."""
 
+    def open_read(self, path: str, *, direct: bool = False) -> int:
+        """Descriptor of a regular file. direct: past the page cache, where the file system takes it."""
+
 
 class _Plain:
     """By paths that the user has named: links on the way to the location are followed, and none below it."""
@@ -32,6 +35,10 @@ class _Plain:
     @staticmethod
     def listdir(path: str) -> list[str]:
         return sorted(os.listdir(path))
+
+    @staticmethod
+    def open_read(path: str, *, direct: bool = False) -> int:
+        return regular.open_direct(path) if direct else regular.open_regular(path)
 
 
 _PLAIN = _Plain()
@@ -93,8 +100,7 @@ class DirectoryFiles:
 
     def open(self, name: str, *, cached: bool = False) -> StoredFile:
         """Past the page cache, where the file system takes it, unless cached."""
-        path = self.where(name)
-        return OpenedFile(regular.open_regular(path) if cached else regular.open_direct(path))
+        return OpenedFile(self._layer.open_read(self.where(name), direct=not cached))
 
     def is_replaced(self, name: str, path: str) -> bool:
         """Whether it is another file, or somebody has written to it."""

@@ -1,12 +1,25 @@
-"""The next content of a file of a committed checkpoint: under a hidden name until it is complete."""
+"""The next content of files of a committed checkpoint: under hidden names until they are complete."""
 
 import contextlib
 import os
 
-from ckptd.shared.format.stored_files import read_exactly
+from ckptd.shared.format.stored_files import StoredFiles, read_exactly
 from ckptd.shared.stores.directory import OpenedFile
+from ckptd.store.posix.scan import files_at
 from ckptd.system import failpoints
 from ckptd.system.files import FileLayer, is_temp, temp_name
+
+
+class HeldDirectory:
+    """As Held. fs: one that holds the directory at location."""
+
+    def __init__(self, fs: FileLayer, location: str) -> None:
+        self._fs = fs
+        self.files: StoredFiles = files_at(fs, location)
+
+    def replacement(self, name: str, nbytes: int) -> "PosixReplacement":
+        """As Held."""
+        return PosixReplacement(self._fs, self.files.where(name), nbytes)
 
 
 class PosixReplacement:
@@ -56,9 +69,13 @@ class PosixReplacement:
 
 def _sweep(fs: FileLayer, path: str) -> None:
     head, name = os.path.split(path)
-    if fs.mkdir(head):  # of parity, when all of it is gone
+    try:
+        entries = fs.listdir(head)
+    except FileNotFoundError:  # of parity, when all of it is gone
+        entries = []
+        fs.mkdir(head)
         fs.fsync_dir(os.path.dirname(head))
-    for entry in fs.listdir(head):
+    for entry in entries:
         if is_temp(entry, name):
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(os.path.join(head, entry))

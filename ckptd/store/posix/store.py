@@ -13,14 +13,14 @@ from ckptd.shared.format.together import Alive, silent
 from ckptd.shared.protocol.publication import Intents, Publication
 from ckptd.store.facts import CommitOutcome, Committer
 from ckptd.store.image import Flow
-from ckptd.store.interface import NO_INTENTS, OpenImage, Replacement, Store
+from ckptd.store.interface import NO_INTENTS, Held, OpenImage, Store
 from ckptd.store.posix import again, commit, publish, removal
 from ckptd.store.posix.identity import STORE_FILE, id_on_store, make_store, store_id_at, where
 from ckptd.store.posix.image_writer import put_files
 from ckptd.store.posix.in_the_way import explain
 from ckptd.store.posix.probe import probe
 from ckptd.store.posix.records import PosixRecords
-from ckptd.store.posix.replacement import PosixReplacement
+from ckptd.store.posix.replacement import HeldDirectory
 from ckptd.store.posix.scan import Place, job_dir, latest_name, save_at
 from ckptd.store.records import JobRecords
 from ckptd.system.files import FileLayer
@@ -91,9 +91,10 @@ class PosixStore(Store):
     def publish_to(self, job: str, name: str, to: Publication) -> list[str]:
         return publish.publish_to(self._fs, self._key(job), name, to)
 
-    def replacement(self, location: str, name: str, nbytes: int) -> Replacement:
-        # Nothing outside of the checkpoint's directory is written.
-        return PosixReplacement(FileLayer(location, self.integrity), os.path.join(location, name), nbytes)
+    @contextlib.contextmanager
+    def held(self, location: str) -> Iterator[Held]:
+        with FileLayer(location, self.integrity).held() as fs:  # nothing outside of the directory is written
+            yield HeldDirectory(fs, location)
 
     def commit_again(self, job: str, save: SaveId, writer: str) -> CommitOutcome:
         place = self._place(job, save)
