@@ -4,6 +4,7 @@ What is kept is read through its digests, so that no damaged byte gets new ones.
 """
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -12,19 +13,23 @@ import msgspec
 
 from ckptd.checkpoint.export.read import AHEAD, SourceFile, VerifiedReader
 from ckptd.checkpoint.reduced_image import Piece, Reduced, dropped_nbytes, reduced, reduced_objects
-from ckptd.shared.base.errors import CkptdError
+from ckptd.checkpoint.scrub import scrub_piece
+from ckptd.shared.base.errors import CkptdError, DamagedError
 from ckptd.shared.base.ids import SaveId
-from ckptd.shared.format.committed import file_findings, open_records, raise_first
+from ckptd.shared.format.committed import file_findings, identify, open_records, raise_first
 from ckptd.shared.format.digest import BLOCK_NBYTES, blocks
-from ckptd.shared.format.dropped import is_below
+from ckptd.shared.format.dropped import check_dropped, is_below
 from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.format.layout import Extent, decode_leaves
 from ckptd.shared.format.manifest import LINKED, UNPUBLISHED, FileRecord, Vote
 from ckptd.shared.format.packed_layout import Known
 from ckptd.shared.format.stored_records import StoredRecords
-from ckptd.store.interface import Held, Replacement, Store
+from ckptd.shared.protocol.scrubbing import BEGIN
+from ckptd.store.interface import Again, Replacement, Store
+from ckptd.system.units import format_size
 
 _AT_ONCE = 2  # ranks: each has AHEAD + 2 blocks in memory
+_MARGIN, _MARGIN_NBYTES = 64, 4 << 20  # of room: a part for records and padding, and so many bytes at least
 
 
 class Part(NamedTuple):
@@ -40,6 +45,7 @@ class Whole:
     def __init__(self, store: Store, job: str, save: SaveId) -> None:
         self._store, self._job, self._save = store, job, save
         self._files = store.files(job).below(save.dirname)
+        self._manifest = identify(self._files, job=job, save=save).manifest
         self._records = open_records(self._files, job=job, save=save)
         raise_first(file_findings(self._files, self._records))
 
@@ -59,25 +65,45 @@ class Whole:
             nbytes += dropped_nbytes(layout, keys)
         return Part([key for key in keys if key in found], nbytes)
 
-    def drop(self, keys: Sequence[str], writer: str) -> None:
+    def drop(self, keys: Sequence[str], writer: str) -> str:
         """The checkpoint without what is below the keys takes its place. It is whole after a CkptdError or OSError.
 
-        Its parity on the store goes, too. Another process may do the same at once: one of them fails.
+        Empty, or what is left of the whole one. Its parity on the store goes, too. Another process may do the same at
+        once: the one that is ready later fails.
         """
-        location = self._store.begin_again(self._job, self._save)
-        try:
-            with self._store.held(location) as held, ThreadPoolExecutor(_AT_ONCE) as pool:
+        part = self.part(keys)
+        check_dropped({*self._records.manifest.dropped, *keys})
+        self._check_room(self._records.manifest.nbytes - part.nbytes)
+        with self._store.made_again(self._job, self._save, self._manifest) as again:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
                 known = Known()
-                made = list(pool.map(lambda rank: self._written(rank, keys, held, known), range(len(self._records))))
-            for vote in _votes(self._records, made, keys):
-                self._store.put_vote(self._job, vote)
-            self._store.take_its_place(self._job, self._save, writer)
-        except BaseException:
-            with contextlib.suppress(CkptdError, OSError):
-                self._store.discard(self._job, self._save)
-            raise
+                made = list(pool.map(lambda rank: self._written(rank, keys, again, known), range(len(self._records))))
+            again.seal(_votes(self._records, made, keys), writer)
+            self._read_back(again)
+            return again.take_its_place()
 
-    def _written(self, rank: int, keys: Sequence[str], held: Held, known: Known) -> FileRecord:
+    def _check_room(self, nbytes: int) -> None:
+        """Raises CkptdError where the store has none for what stays, beside what is there."""
+        need, (free, _) = nbytes + max(nbytes // _MARGIN, _MARGIN_NBYTES), self._store.space()
+        if need > free:
+            raise CkptdError(
+                f"what stays is written beside the whole one and needs {format_size(need)}, the store has "
+                f"{format_size(free)} free",
+                hint="free space on the store; retention alone, without --drop, needs none",
+            )
+
+    def _read_back(self, again: Again) -> None:
+        """All of it is read as readers do, past the page cache. Raises DamagedError, or as open_records does."""
+        open_records(again.files, job=self._job, save=self._save)
+        read = scrub_piece(again.files.location, BEGIN, sys.maxsize, self._store.integrity)
+        if read.problems or read.gone:
+            what = read.problems[0] if read.problems else f"{again.files.location} is gone"
+            raise DamagedError(
+                f"what was written is not what is read, so the checkpoint stays whole: {what}",
+                hint="is the store's file system well? then again",
+            )
+
+    def _written(self, rank: int, keys: Sequence[str], again: Again, known: Known) -> FileRecord:
         old = self._records[rank]
         new = reduced(old, self._records.layout(rank), keys, self._save, known)
         source = SourceFile(self._files.where(old.name), old.nbytes, old.digests, old.extents(), stored=self._files)
@@ -85,7 +111,7 @@ class Whole:
             reader = made.enter_context(VerifiedReader([source], AHEAD + 2))
             files = []
             for extent in new.record.extents():
-                file = held.replacement(extent.name, extent.nbytes)
+                file = again.replacement(extent.name, extent.nbytes)
                 made.callback(file.close)
                 files.append((extent, file))
             digests = _copy(new, reader, files, self._store.integrity)

@@ -12,7 +12,7 @@ from ckptd.cli import common
 from ckptd.core.coordinator.retention import superfluous
 from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.base.ids import SaveId
-from ckptd.shared.format.dropped import MAX_DROPPED_CHARS
+from ckptd.shared.format.dropped import check_dropped
 from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.stores.kinds import absolute
 from ckptd.store.interface import Store
@@ -113,7 +113,7 @@ def command(  # noqa: PLR0913, PLR0917 - a flag each
             found += [job.pruned(save, dry_run=dry_run) for save in saves]
             for save in job.older(saves, keep_whole or settings.keep_last) if keys else ():
                 reduced += job.reduced(save, keys, dry_run=dry_run)
-            problems += job.there.problems + ([] if dry_run else job.swept())
+            problems += job.problems + ([] if dry_run else job.swept())
     ok = all(one.removed or dry_run for one in found) and not any(one.why for one in reduced) and not problems
     if as_json:
         common.print_json(Output(ok=ok, checkpoints=found, reduced=reduced, problems=problems))
@@ -126,9 +126,7 @@ def _check(keys: tuple[str, ...], keep_whole: int | None) -> None:
     """Raises UsageError."""
     if keep_whole is not None and not keys:
         raise UsageError("--keep-whole says what --drop leaves alone", hint="add --drop optimizer")
-    for key in keys:
-        if not 0 < len(key) <= MAX_DROPPED_CHARS:
-            raise UsageError(f"--drop {key!r} is no key of a state", hint="such as --drop optimizer")
+    check_dropped(dict.fromkeys(keys))
 
 
 class _Kept(NamedTuple):
@@ -144,8 +142,9 @@ class _Job:
 
     def __init__(self, store: Store, job: str) -> None:
         self._store, self._job = store, job
-        self.there = store.scan(job)
-        self._of = {entry.committed.save: entry.committed for entry in self.there.committed}
+        there = store.scan(job)
+        self.problems = there.problems
+        self._of = {entry.committed.save: entry.committed for entry in there.committed}
 
     def superfluous(self, kept: _Kept) -> list[SaveId]:
         """Those that nothing keeps. Raises UsageError for a key that none of them has: a misspelt one keeps nothing."""
@@ -180,7 +179,8 @@ class _Job:
             if not part.keys:
                 return []
             if not dry_run:
-                whole.drop(part.keys, f"ckptd {__version__}")
+                left = whole.drop(part.keys, f"ckptd {__version__}")
+                self.problems += [left] if left else []
         except (CkptdError, OSError) as error:
             why = str(error)
         there, nbytes = (part.keys, part.nbytes) if part is not None else (wanted, 0)

@@ -16,7 +16,7 @@ and no size that is believed.
 
 import abc
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -76,6 +76,23 @@ class Held(Protocol):
 
     def replacement(self, name: str, nbytes: int) -> Replacement:
         """A file of it, to be written again, of zeros at first. Raises OSError."""
+
+
+class Again(Held, Protocol):
+    """A committed checkpoint that is made again, unfinished. Readers have the committed one until it takes its place.
+
+    Its files are put by ``replacement``, then ``seal`` is called, then ``take_its_place``.
+    """
+
+    def seal(self, votes: Iterable[Vote], writer: str) -> None:
+        """All records, from the votes. Nothing is put any more, and all can be read. Raises as commit does."""
+
+    def take_its_place(self) -> str:
+        """It has the name of the committed one, which goes. Empty, or what is left of that one.
+
+        A crash leaves readers one of the two, at the latest when the job is swept. Raises CkptdError, OSError: then the
+        committed one is as it was; also when somebody has pinned, published or replaced it meanwhile.
+        """
 
 
 class Store(abc.ABC):
@@ -342,23 +359,12 @@ class Store(abc.ABC):
 
     # --- making a committed checkpoint smaller
 
-    def begin_again(self, job: str, save: SaveId) -> str:
-        """Location of an unfinished checkpoint of a save that is committed, empty: for ``replacement``, ``put_vote``.
-
-        Readers have the committed one, until ``take_its_place``. ``discard`` gives it up.
-        """
-        del save
+    def made_again(self, job: str, save: SaveId, manifest: str) -> AbstractContextManager[Again]:
+        """A checkpoint of a save that is committed, with this manifest: empty. It is given up at the end, if unused."""
+        del save, manifest
         raise UsageError(
             f"{self.url}: what is committed there cannot be made again", hint=f"ckptd list {self.url}/{job}"
         )
-
-    def take_its_place(self, job: str, save: SaveId, writer: str) -> None:
-        """The one that was begun again is committed in place of the other, which goes. Raises as commit does.
-
-        A crash leaves readers one of the two, at the latest when the job is swept.
-        """
-        del writer
-        raise UsageError(f"{self.url}: {save} cannot be made again", hint=f"ckptd list {self.url}/{job}")
 
     # --- the store itself
 

@@ -44,6 +44,36 @@ ROWS = (
         f"{_MEANWHILE}::test_a_mend_under_way_writes_nothing_into_what_takes_the_place",
     ),
     _row(
+        "what-a-drop-wrote-is-read-back", "ckptd/checkpoint/reduce.py",
+        "            self._read_back(again)\n", "",
+        f"{_MEANWHILE}::test_what_was_written_is_read_back_before_the_whole_one_goes",
+    ),
+    _row(
+        "a-drop-looks-for-room", "ckptd/checkpoint/reduce.py",
+        "if need > free:", "if False:",
+        f"{_MEANWHILE}::test_a_drop_without_room_writes_nothing",
+    ),
+    _row(
+        "a-pin-right-before-the-drop-counts", "ckptd/store/posix/again.py",
+        "            self._look_at(aside)  # now nobody finds it, to pin it or to link to it\n", "",
+        f"{_MEANWHILE}::test_a_pin_right_before_the_rename_holds",
+    ),
+    _row(
+        "a-pin-is-of-the-checkpoint-that-was-there", "ckptd/store/pins.py",
+        "if new and after != before:", "if False:",
+        f"{_MEANWHILE}::test_a_pin_that_comes_between_says_that_the_checkpoint_is_another_one",
+    ),
+    _row(
+        "of-two-drops-the-later-gives-up", "ckptd/store/posix/again.py",
+        "if found.manifest != self._manifest:", "if False:",
+        f"{_MEANWHILE}::test_of_two_drops_the_later_one_takes_nothing_back",
+    ),
+    _row(
+        "an-interrupted-drop-gives-the-name-back", "ckptd/store/posix/again.py",
+        "except BaseException:", "except OSError:",
+        f"{_MEANWHILE}::test_what_ends_a_drop_between_its_renames_leaves_the_name",
+    ),
+    _row(
         "an-arena-has-records-that-the-store-lacks", "ckptd/cli/last_state.py",
         "read_journal(opened.files(key.job), segments)", "read_journal(opened.files(key.job))",
         f"{_LAST}::test_an_arena_has_records_that_the_store_lacks",

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 
 from ckptd.shared.base.decoding import decoded
-from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.base.errors import CkptdError, DamagedError
 from ckptd.shared.base.ids import Counter, Incarnation, JobName, Nbytes, SaveId, Step, StoreId, WorldSize
 from ckptd.shared.format.dropped import Dropped
 from ckptd.shared.format.integrity import XXH3, DigestKind, Integrity, KeyId, Purpose
@@ -86,8 +86,12 @@ def _proof(committed: Committed, integrity: Integrity) -> str:
 
 
 def encode_committed(committed: Committed) -> bytes:
-    """File content of COMMITTED: indented JSON and a newline."""
-    return msgspec.json.format(msgspec.json.encode(committed)) + b"\n"
+    """File content of COMMITTED: indented JSON and a newline. Raises CkptdError for one that no reader takes."""
+    data = msgspec.json.format(msgspec.json.encode(committed)) + b"\n"
+    if len(data) > MAX_COMMITTED_NBYTES:
+        text = f"COMMITTED of {committed.save} would have {len(data):,} bytes, readers take {MAX_COMMITTED_NBYTES:,}"
+        raise CkptdError(text, hint="its metadata and the keys that were dropped are in it: fewer, or shorter ones")
+    return data
 
 
 def decode_committed(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Committed:

@@ -5,12 +5,30 @@ from typing import Annotated
 
 import msgspec
 
+from ckptd.shared.base.errors import UsageError
+
 MAX_DROPPED, MAX_DROPPED_CHARS = 64, 512
+MAX_DROPPED_NBYTES = 8192  # of all keys in JSON: COMMITTED, which is read with each list of checkpoints, has them
 # In order, each once: a key of the state, such as "optimizer", or a path of keys, joined with dots.
 Dropped = Annotated[
     tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_DROPPED_CHARS)], ...],
     msgspec.Meta(max_length=MAX_DROPPED),
 ]
+
+
+def check_dropped(keys: Iterable[str]) -> None:
+    """Raises UsageError for more keys than a checkpoint may have lost."""
+    said = tuple(keys)
+    for key in said:
+        if not 0 < len(key) <= MAX_DROPPED_CHARS:
+            raise UsageError(f"--drop {key!r} is no key of a state", hint="such as --drop optimizer")
+    nbytes = len(msgspec.json.encode(said))
+    if len(said) > MAX_DROPPED or nbytes > MAX_DROPPED_NBYTES:
+        raise UsageError(
+            f"the {len(said)} keys that were dropped have {nbytes:,} bytes, at most {MAX_DROPPED_NBYTES:,} and "
+            f"{MAX_DROPPED} keys",
+            hint="drop what is above them, such as --drop optimizer",
+        )
 
 
 def dropped_by(votes: Iterable[Sequence[str]]) -> tuple[str, ...]:

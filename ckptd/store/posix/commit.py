@@ -52,7 +52,12 @@ def write_vote(fs: FileLayer, key: JobKey, vote: Vote) -> None:
 
     A vote that says something else has another name, so none that a commit may have read is ever replaced.
     """
-    place, (name, data) = Place(key, vote.save), vote_file(vote, fs.integrity)
+    put_vote(fs, Place(key, vote.save), vote)
+
+
+def put_vote(fs: FileLayer, place: Place, vote: Vote) -> None:
+    """As write_vote, in the hidden directory of the place."""
+    name, data = vote_file(vote, fs.integrity)
     path, synced = os.path.join(place.partial, name), _reaching("commit.vote-unsynced")
     try:
         temp = fs.write_temp(path, data, before_sync=synced)

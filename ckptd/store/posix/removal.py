@@ -7,6 +7,7 @@ file system does and raise OSError or CkptdError.
 import contextlib
 import os
 import secrets
+import time
 from types import MappingProxyType
 
 from ckptd.shared.base.errors import CkptdError, DamagedError
@@ -25,6 +26,8 @@ from ckptd.system import failpoints
 from ckptd.system.files import FileLayer, is_temp
 
 WHOLE_PREFIX = ".whole-"
+LESS_PREFIX = ".less-"  # of a directory that is to take a checkpoint's place; no scan knows it
+_LEFT_S = 24 * 3600.0  # nobody has written to it for so long: its writer was killed
 
 
 def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents = MappingProxyType({})) -> bool:
@@ -73,7 +76,12 @@ def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents
 
 def remove_partial(fs: FileLayer, key: JobKey, save: SaveId) -> None:
     """The unfinished checkpoint removed, also under a late writer, which gets ENOENT. Never a committed one."""
-    _empty(fs, _to_trash(fs, Place(key, save).partial))
+    discard(fs, Place(key, save).partial)
+
+
+def discard(fs: FileLayer, path: str) -> None:
+    """A directory removed that no reader may have found, also under its writer, which gets ENOENT."""
+    _empty(fs, _to_trash(fs, path))
 
 
 def whole_name(save: SaveId) -> str:
@@ -85,7 +93,11 @@ def restore_whole(fs: FileLayer, key: JobKey, name: str) -> None:
     """What a crash left aside gets its own name back, unless another directory has it: then it is removed."""
     aside, final = os.path.join(job_dir(key), name), os.path.join(job_dir(key), name.removeprefix(WHOLE_PREFIX))
     if COMMITTED in _names(fs, final):
-        _empty(fs, _to_trash(fs, aside))
+        trash = _to_trash(fs, aside)
+        if trash is not None and COMMITTED not in _names(fs, final):  # it went aside since we looked: this is the last
+            fs.rename(trash, final)
+            return
+        _empty(fs, trash)
     elif parse_dirname(os.path.basename(final)) is not None:
         fs.rename(aside, final)
         fs.fsync_dir(job_dir(key))
@@ -153,6 +165,11 @@ def sweep_trash(fs: FileLayer, key: JobKey, *, links: bool = True) -> int:
         with contextlib.suppress(OSError):
             if name.startswith(WHOLE_PREFIX):
                 restore_whole(fs, key, name)
+            elif name.startswith(LESS_PREFIX):
+                path = os.path.join(job_dir(key), name)
+                if time.time() - fs.mtime(path) < _LEFT_S:
+                    continue
+                discard(fs, path)
             elif name.startswith(TRASH_PREFIX):
                 _empty(fs, os.path.join(job_dir(key), name))  # the rename to the trash may still be unsynced
             elif links and is_temp(name, LATEST):

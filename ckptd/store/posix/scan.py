@@ -19,6 +19,7 @@ class Place(msgspec.Struct, frozen=True):
 
     key: JobKey
     save: SaveId
+    hidden: str = ""  # name of the hidden directory, where it is not that of a save that nodes drain
 
     @property
     def job_dir(self) -> str:
@@ -33,7 +34,7 @@ class Place(msgspec.Struct, frozen=True):
     @property
     def partial(self) -> str:
         """Hidden directory until the commit's rename."""
-        return os.path.join(self.job_dir, self.save.partial_dirname)
+        return os.path.join(self.job_dir, self.hidden or self.save.partial_dirname)
 
     def set_dir(self, folder: SetName) -> str:
         """Directory of a redundancy set, in the hidden directory."""

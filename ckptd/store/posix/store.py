@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId, SetName, StoreId
@@ -13,7 +14,7 @@ from ckptd.shared.format.together import Alive, silent
 from ckptd.shared.protocol.publication import Intents, Publication
 from ckptd.store.facts import CommitOutcome, Committer
 from ckptd.store.image import Flow
-from ckptd.store.interface import NO_INTENTS, Held, OpenImage, Store
+from ckptd.store.interface import NO_INTENTS, Again, Held, OpenImage, Store
 from ckptd.store.posix import again, commit, publish, removal
 from ckptd.store.posix.identity import STORE_FILE, id_on_store, make_store, store_id_at, where
 from ckptd.store.posix.image_writer import put_files
@@ -106,11 +107,8 @@ class PosixStore(Store):
                 self._fs.rename(place.partial, place.final)
             raise
 
-    def begin_again(self, job: str, save: SaveId) -> str:
-        return again.begin_again(self._fs, self._key(job), save)
-
-    def take_its_place(self, job: str, save: SaveId, writer: str) -> None:
-        again.take_its_place(self._fs, self._key(job), save, writer)
+    def made_again(self, job: str, save: SaveId, manifest: str) -> AbstractContextManager[Again]:
+        return again.made_again(self._fs, self._key(job), save, manifest)
 
     def space(self) -> tuple[int, int]:
         return self._fs.space(self.url)

@@ -26,7 +26,7 @@ from ckptd.shared.format.manifest import LINKED, UNPUBLISHED, make_manifest
 from ckptd.shared.format.packed_layout import Known
 from ckptd.shared.stores.kinds import open_files
 from ckptd.store.opening import open_store
-from ckptd.store.posix.removal import WHOLE_PREFIX
+from ckptd.store.posix.removal import LESS_PREFIX, WHOLE_PREFIX
 from ckptd.system import failpoints
 from ckptd_client._load.rounds import read_checkpoint
 from ckptd_client._local.rank import Group
@@ -37,7 +37,7 @@ from tests.runs import RUN
 from tests.unit.client.same import difference
 
 GOLDEN = Path(make.__file__).parent / "files" / "golden"
-RANKS = 2
+RANKS, HIDDEN = 2, (LESS_PREFIX, WHOLE_PREFIX)
 
 
 def state_of(rank):
@@ -271,8 +271,11 @@ def test_a_crash_at_any_step_leaves_the_whole_or_the_rest(tmp_path, point):
         assert difference(loaded(old, blank(kept_of(rank)), rank, strict=False), kept_of(rank)) == ""
     done = prune(tmp_path, "--keep-whole", "2", "--drop", "optimizer")
     assert done.returncode == 0, done.stdout
+    for left in (tmp_path / "job").glob(f"{LESS_PREFIX}*"):
+        os.utime(left, (0, 0))  # a day later
+    assert prune(tmp_path).returncode == 0
     names = sorted(name for name in os.listdir(tmp_path / "job") if name.startswith("."))
-    assert [name for name in names if "partial" in name or "trash" in name or WHOLE_PREFIX in name] == []
+    assert [name for name in names if "partial" in name or "trash" in name or name.startswith(HIDDEN)] == []
     assert difference(loaded(old, blank(kept_of(0))), kept_of(0)) == ""
     assert verify_path(str(tmp_path)).problems == []
 
