@@ -26,6 +26,16 @@ ROWS = (
         "a-trainers-links-keep-a-checkpoint-whole", "ckptd/checkpoint/reduce.py",
         "if UNPUBLISHED in names or LINKED in names:", "if False:",
         f"{_REDUCE}::test_what_a_trainer_looks_for_stays_whole_and_says_so",
+    ).beside("ckptd/store/posix/again.py", "elif UNPUBLISHED in names or LINKED in names:", "elif False:"),
+    _row(
+        "a-drop-writes-where-no-scan-looks", "ckptd/store/posix/again.py",
+        'Place(key, save, f"{LESS_PREFIX}{save.dirname}-{secrets.token_hex(6)}")', "Place(key, save)",
+        f"{_MEANWHILE}::test_a_daemons_look_sees_nothing_unfinished_while_a_drop_runs",
+    ),
+    _row(
+        "what-is-committed-again-is-no-leftover", "ckptd/store/posix/store.py",
+        "key, hidden = self._key(job), removal.whole_name(save)", 'key, hidden = self._key(job), ""',
+        "tests/unit/checkpoint/test_finishing.py::test_a_daemons_look_removes_nothing_of_what_is_committed_again",
     ),
     _row(
         "a-tied-tensor-keeps-its-bytes", "ckptd/checkpoint/reduced_image.py",

@@ -83,6 +83,7 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     intents: Intents = MappingProxyType({}),
     *,
     alive: Alive = silent,
+    hidden: str = "",
 ) -> CommitOutcome:
     """The checkpoint under its final name, durable, made from the votes on the disk alone.
 
@@ -92,8 +93,9 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     Returns at once when it is committed already, by whomever. Raises DamagedError, naming the file, when a vote is
     damaged or missing, a file is absent or has another size, or another save has the final name. writer: program and
     version. intents: where this user wants a trainer's files, of this save and of newer ones. alive: as in Store.
+    hidden: the directory with the votes, where it is not that of a save that nodes drain.
     """
-    place, records = Place(key, save), PosixRecords(fs, key)
+    place, records = Place(key, save, hidden), PosixRecords(fs, key)
     if by is not None:
         check_counted(records, save)
     committed = committed_at(fs, place)

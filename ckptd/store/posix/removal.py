@@ -85,7 +85,7 @@ def discard(fs: FileLayer, path: str) -> None:
 
 
 def whole_name(save: SaveId) -> str:
-    """Of a committed checkpoint while another directory takes its name."""
+    """Of a checkpoint while another directory takes its name, or it is committed again."""
     return f"{WHOLE_PREFIX}{save.dirname}"
 
 

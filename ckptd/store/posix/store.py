@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
-from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId, SetName, StoreId
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.integrity import XXH3, Integrity
@@ -98,11 +97,12 @@ class PosixStore(Store):
             yield HeldDirectory(fs, location)
 
     def commit_again(self, job: str, save: SaveId, writer: str) -> CommitOutcome:
-        place = self._place(job, save)
+        key, hidden = self._key(job), removal.whole_name(save)  # a sweep puts it back; an unfinished one it removes
+        place = Place(key, save, hidden)
         self._fs.rename(place.final, place.partial)
         try:
-            return self.commit(job, save, writer)
-        except (CkptdError, OSError):
+            return commit.commit(self._fs, key, save, writer, hidden=hidden)
+        except BaseException:
             with contextlib.suppress(OSError):
                 self._fs.rename(place.partial, place.final)
             raise

@@ -10,6 +10,9 @@ from ckptd.checkpoint.finish import finish
 from ckptd.checkpoint.verify import verify_path
 from ckptd.cli import invoke
 from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format.integrity import XXH3
+from ckptd.store.opening import open_store
+from ckptd.system import failpoints
 from tests.runs import MANIFEST, RUN, VOTES, file_in, vote_in
 from tests.unit.checkpoint.test_verify import build
 
@@ -79,6 +82,47 @@ def test_what_lost_its_records_is_committed_again_also_beside_a_newer_one(tmp_pa
     assert f"committed: step 30: {final}\n" in capsys.readouterr().out
     assert verify_path(str(final)).ok
     assert os.readlink(final.parent / "latest") == NEW.dirname
+
+
+@pytest.mark.parametrize("point", ["commit.before-manifest", "commit.before-committed", "commit.before-rename"])
+def test_a_daemons_look_removes_nothing_of_what_is_committed_again(tmp_path, capsys, monkeypatch, point):
+    """An unfinished save that is older than a committed one is removed at each look."""
+    final = build(tmp_path, SAVE)
+    build(tmp_path, NEW)
+    (final / "COMMITTED").unlink()
+    store, seen = open_store(str(tmp_path), XXH3), []
+
+    def look(reached):
+        if reached == point:
+            seen.append(point)
+            for left in store.scan("demo").partials:
+                store.discard("demo", left.save)
+
+    monkeypatch.setattr(failpoints, "reach", look)
+    assert invoke(["commit", str(final)]) == 0
+    assert seen == [point]
+    assert verify_path(str(final)).ok
+
+
+def test_what_dies_while_it_is_committed_again_has_its_name_after_a_sweep(tmp_path, capsys, monkeypatch):
+    final = build(tmp_path, SAVE)
+    build(tmp_path, NEW)
+    (final / "COMMITTED").unlink()
+
+    def die(reached):
+        if reached == "commit.before-committed":
+            os._exit(9)
+
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(failpoints, "reach", die)
+        invoke(["commit", str(final)])
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert not final.exists()
+    open_store(str(tmp_path), XXH3).sweep("demo")
+    assert invoke(["commit", str(final)]) == 0
+    assert verify_path(str(final)).ok
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 import msgspec
 import pytest
 
-from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.base.errors import CkptdError, DamagedError
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.committed import (
     EVERYTHING,
@@ -151,3 +151,9 @@ def test_what_a_path_claims() -> None:
     other = f"/data/handed-over/step-000000200.i{SAVE.incarnation:04d}"
     assert "lies in step-000000200" in findings(checkpoint(other), other)[0]
     assert findings(checkpoint("/data/of/step-200"), "/data/of/step-200") == []
+
+
+def test_no_committed_is_made_that_no_reader_takes():
+    committed = identify(at(checkpoint()))
+    with pytest.raises(CkptdError, match="readers take 65,536"):
+        encode_committed(msgspec.structs.replace(committed, dropped=("語" * 512,) * 64))
