@@ -9,7 +9,7 @@ from ckptd.checkpoint.export import casts
 from ckptd.checkpoint.export.average import Source
 from ckptd.checkpoint.export.plan import Tensor
 from ckptd.shared.base.errors import UsageError
-from ckptd.shared.format.dtypes import itemsize
+from ckptd.shared.format.dtypes import is_inexact, itemsize
 
 _NAMES_SHOWN = 5
 
@@ -50,6 +50,16 @@ def choose(source: Source, choice: Choice) -> list[Chosen]:
     chosen = [_chosen(name, tensors[name], choice) for name in names]
     _check_unique(chosen)
     return chosen
+
+
+def not_averaged(chosen: Sequence[Chosen], step: int) -> list[str]:
+    """What a mean has of the newest checkpoint alone though it is no whole number: a note, where there is such."""
+    inexact = [one for one in chosen if is_inexact(one.tensor.dtype) and one.tensor.dtype not in casts.FLOATS]
+    if not inexact:
+        return []
+    dtypes = ", ".join(sorted({one.tensor.dtype for one in inexact}))
+    names = _some(sorted(one.source for one in inexact))
+    return [f"of step {step} alone, because their dtypes are not averaged ({dtypes}): {names}"]
 
 
 def wanted(name: str, choice: Choice) -> bool:

@@ -13,7 +13,7 @@ from ckptd.checkpoint.export import casts, dcp_out, safetensors_out, torch_out
 from ckptd.checkpoint.export.average import Averaged, Source, load_last
 from ckptd.checkpoint.export.deepspeed.directory import find as find_deepspeed
 from ckptd.checkpoint.export.deepspeed.source import ZeroCheckpoint
-from ckptd.checkpoint.export.names import Choice, Chosen, choose, new_name, wanted
+from ckptd.checkpoint.export.names import Choice, Chosen, choose, new_name, not_averaged, wanted
 from ckptd.checkpoint.export.plan import FilePlan, Tensor
 from ckptd.checkpoint.export.read import VerifiedReader
 from ckptd.checkpoint.export.source import find, load
@@ -85,6 +85,7 @@ def export(order: Order, report: Callable[[int, int], None] = lambda _done, _tot
         source, notes = _open(order)
         _check_out(order, out, source.path)
         chosen = choose(source, order.choice)
+        notes += not_averaged(chosen, source.step) if isinstance(source, Averaged) else []
         leaves = _leaves(order, source)
         plans = _plans(order, out, chosen, leaves, source)
         files = _write(order, out, plans, source, report)

@@ -47,6 +47,11 @@ DTYPES = {
 CODE_OF_STORAGE = {dtype.storage: code for code, dtype in DTYPES.items() if dtype.storage}
 
 
+def is_inexact(dtype: str) -> bool:
+    """Whether its elements are floating-point or complex numbers. False for an unknown code."""
+    return dtype in DTYPES and DTYPES[dtype].torch.startswith(("float", "bfloat", "complex"))
+
+
 def itemsize(dtype: str) -> int:
     """Bytes per element of a dtype code. Raises DamagedError for an unknown code."""
     try:

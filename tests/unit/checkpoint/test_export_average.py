@@ -13,6 +13,7 @@ from ckptd.checkpoint.export.names import Choice
 from ckptd.checkpoint.export.run import Order, export
 from ckptd.shared.base.errors import DamagedError, UsageError
 from ckptd.shared.base.ids import SaveId
+from tests import checkpoints
 from tests.boxes import Whole, write_checkpoint
 from tests.runs import RUN
 
@@ -112,6 +113,27 @@ def test_what_is_not_alike_is_refused_and_can_be_left_out(store, tmp_path):
     with pytest.raises(UsageError, match=r"'model.half' is F16 \[9, 4\], and step 40 has F16 \[9, 3\] of that name"):
         export(Order(source=str(store / "demo"), out=str(tmp_path / "out"), average=2))
     assert not (tmp_path / "out").exists()
+
+
+def test_dtypes_that_have_no_mean_are_named(tmp_path, capsys):
+    for step in (10, 20):
+        value = torch.full((4,), float(step))
+        codes = {"quantized": value.to(torch.float8_e4m3fn), "phase": value.to(torch.complex64), "wide": value + 0j}
+        codes["wide"] = codes["wide"].to(torch.complex128)
+        state = {"model": {"w": value, "ids": value.long(), **codes}, "scale": value.to(torch.float8_e5m2)}
+        checkpoints.write_checkpoint(tmp_path / "store", [state], save=SaveId(1, step // 10, step, RUN))
+    source = str(tmp_path / "store/demo")
+    summary = export(Order(source=source, out=str(tmp_path / "out"), average=2))
+    (note,) = summary.notes
+    assert note.startswith(
+        "of step 20 alone, because their dtypes are not averaged (C64, F8_E4M3, F8_E5M2, complex128)"
+    )
+    assert note.endswith(": model.phase, model.quantized, model.wide, scale")
+    assert cli.invoke(["export", source, str(tmp_path / "m.pt"), "--format", "torch", "--average", "2"]) == 0
+    assert "note: of step 20 alone" in capsys.readouterr().out
+    assert torch.equal(torch.load(tmp_path / "m.pt")["scale"].float(), torch.full((4,), 20.0))
+    only = Choice(only=("model.w", "model.ids"))
+    assert export(Order(source=source, out=str(tmp_path / "some"), average=2, choice=only)).notes == []
 
 
 def test_fewer_checkpoints_than_are_asked_for(store, tmp_path):
