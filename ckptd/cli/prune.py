@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from ckptd import __version__
-from ckptd.checkpoint.ranking import Order, best, check_key, order_of
+from ckptd.checkpoint.ranking import Order, Said, best, check_key, order_of
 from ckptd.checkpoint.reduce import Whole
 from ckptd.cli import common
 from ckptd.core.coordinator.retention import superfluous
@@ -54,6 +54,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: list[Pruned]
     reduced: list[Reduced]
     problems: list[str]
+    notes: list[str]
 
 
 @click.command(
@@ -108,17 +109,19 @@ def command(  # noqa: PLR0913, PLR0917 - a flag each
     problems: list[str] = []
     with common.store_errors():
         jobs = [_Job(open_store(key.store, integrity), key.job) for key in jobs_at(absolute(path))]
+        _check_keys(jobs, kept)
         gone = [(job, job.superfluous(kept)) for job in jobs]  # of all jobs, before anything is removed
         for job, saves in gone:
             found += [job.pruned(save, dry_run=dry_run) for save in saves]
             for save in job.older(saves, keep_whole or settings.keep_last) if keys else ():
                 reduced += job.reduced(save, keys, dry_run=dry_run)
             problems += job.problems + ([] if dry_run else job.swept())
+    notes = [note for job in jobs for note in job.notes]
     ok = all(one.removed or dry_run for one in found) and not any(one.why for one in reduced) and not problems
     if as_json:
-        common.print_json(Output(ok=ok, checkpoints=found, reduced=reduced, problems=problems))
+        common.print_json(Output(ok=ok, checkpoints=found, reduced=reduced, problems=problems, notes=notes))
     else:
-        _tell(found, reduced, problems, dry_run=dry_run)
+        _tell(found, reduced, problems, notes, dry_run=dry_run)
     return int(not ok)
 
 
@@ -127,6 +130,13 @@ def _check(keys: tuple[str, ...], keep_whole: int | None) -> None:
     if keep_whole is not None and not keys:
         raise UsageError("--keep-whole says what --drop leaves alone", hint="add --drop optimizer")
     check_dropped(dict.fromkeys(keys))
+
+
+def _check_keys(jobs: list["_Job"], kept: "_Kept") -> None:
+    """Raises UsageError for a key that no checkpoint has: a misspelt one keeps nothing."""
+    said = [one for job in jobs for one in job.said]
+    for order, _ in kept.best if said else ():
+        check_key(order.key, said, f"of job {jobs[0].name}" if len(jobs) == 1 else "here")
 
 
 class _Kept(NamedTuple):
@@ -141,24 +151,31 @@ class _Job:
     """A job's checkpoints on its store."""
 
     def __init__(self, store: Store, job: str) -> None:
-        self._store, self._job = store, job
+        self._store, self.name = store, job
         there = store.scan(job)
-        self.problems = there.problems
+        self.problems, self.notes = there.problems, list[str]()
         self._of = {entry.committed.save: entry.committed for entry in there.committed}
 
+    @property
+    def said(self) -> list[Said]:
+        """The metadata of each."""
+        return [one.metadata for one in self._of.values()]
+
     def superfluous(self, kept: _Kept) -> list[SaveId]:
-        """Those that nothing keeps. Raises UsageError for a key that none of them has: a misspelt one keeps nothing."""
+        """Those that nothing keeps."""
         pins = self._pins()
         stay = {save for save in self._of if save.dirname in pins}
         for order, count in kept.best if self._of else ():
-            check_key(order.key, [one.metadata for one in self._of.values()], f"of job {self._job}")
+            if not any(order.key in one for one in self.said):
+                what = f"job {self.name} has no checkpoint with metadata {order.key!r}"
+                self.notes.append(f"{what}: of it --keep-last and --keep-every alone decide")
             stay.update(best(sorted(self._of, reverse=True), lambda save: self._of[save].metadata, order, count))
         return superfluous(self._of, keep_last=kept.last, keep_every=kept.every, pinned=stay)
 
     def pruned(self, save: SaveId, *, dry_run: bool) -> Pruned:
         """Removes it, unless that is only tried."""
         why = "" if dry_run else self._removed(save)
-        path, nbytes = self._store.where(self._job, save), self._of[save].nbytes
+        path, nbytes = self._store.where(self.name, save), self._of[save].nbytes
         return Pruned(step=save.step, path=path, nbytes=nbytes, removed=not dry_run and not why, why=why)
 
     def older(self, gone: list[SaveId], whole: int) -> list[SaveId]:
@@ -170,11 +187,11 @@ class _Job:
     def reduced(self, save: SaveId, keys: tuple[str, ...], *, dry_run: bool) -> list[Reduced]:
         """Drops the keys from it, unless that is only tried; none where it has nothing below them."""
         wanted = [key for key in dict.fromkeys(keys) if key not in self._of[save].dropped]
-        path, part, why = self._store.where(self._job, save), None, ""
+        path, part, why = self._store.where(self.name, save), None, ""
         if not wanted:
             return []
         try:
-            whole = Whole(self._store, self._job, save)
+            whole = Whole(self._store, self.name, save)
             part = whole.part(wanted)
             if not part.keys:
                 return []
@@ -189,23 +206,25 @@ class _Job:
 
     def _pins(self) -> frozenset[str]:
         try:
-            return frozenset(pinned(self._store.files(self._job)))
+            return frozenset(pinned(self._store.files(self.name)))
         except OSError as error:
             raise CkptdError(str(error), hint="without the pins nothing is removed") from None
 
     def swept(self) -> list[str]:
         """What is left of removals that were interrupted."""
-        return [f"{left} could not be removed" for left in self._store.sweep(self._job, all_of_it=False)]
+        return [f"{left} could not be removed" for left in self._store.sweep(self.name, all_of_it=False)]
 
     def _removed(self, save: SaveId) -> str:
         """Empty, or why it is still there."""
         try:
-            return "" if self._store.remove(self._job, save) else _STAYS
+            return "" if self._store.remove(self.name, save) else _STAYS
         except (CkptdError, OSError) as error:
             return str(error)
 
 
-def _tell(found: list[Pruned], reduced: list[Reduced], problems: list[str], *, dry_run: bool) -> None:
+def _tell(found: list[Pruned], reduced: list[Reduced], problems: list[str], notes: list[str], *, dry_run: bool) -> None:
+    for note in notes:
+        click.echo(f"{click.style('note:', dim=True)} {human.printable(note)}")
     for one in found:
         word, color = ("removed:", "green") if one.removed else ("would be removed:", "cyan")
         if one.why:

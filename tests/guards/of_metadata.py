@@ -32,7 +32,7 @@ ROWS = (
     ),
     _row(
         "a-misspelt-key-removes-nothing", "ckptd/cli/prune.py",
-        "            check_key(order.key,", "            print(order.key,",
+        "        check_key(order.key,", "        print(order.key,",
         "cli/test_cli.py::test_prune_by_a_key_that_is_not_there_removes_nothing_of_any_job",
     ),
     _row(

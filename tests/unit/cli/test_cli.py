@@ -599,17 +599,35 @@ def test_prune_keeps_the_best(ckptd, said):
     assert steps(said) == [120, 150]
 
 
-def test_prune_by_a_key_that_is_not_there_removes_nothing_of_any_job(ckptd, said):
+@pytest.fixture
+def another(said):
+    """A job beside it, without metadata."""
     key = JobKey(str(said), "another")
     (said / "another").mkdir()
     for counter, step in enumerate((1, 2), 1):
         put(key, SaveId(1, counter, step, RUN))
         commit(FileLayer(), key, SaveId(1, counter, step, RUN), "test")
-    code, _, err = ckptd("prune", "--keep-last", "1", "--keep-best", "loss", "1", str(said))
-    assert code == 2
-    assert "no checkpoint of job another has metadata 'loss'" in err
+    return said / "another"
+
+
+def test_prune_by_a_key_that_is_not_there_removes_nothing_of_any_job(ckptd, said, another):
+    args = ("prune", "--keep-last", "1", "--keep-best")
+    code, _, err = ckptd(*args, "los", "1", str(said))
+    assert (code, err) == (2, "error: no checkpoint here has metadata 'los'\nhint: did you mean loss?\n")
+    code, _, err = ckptd(*args, "loss", "1", str(another))
+    assert (code, "no checkpoint of job another has metadata 'loss'" in err) == (2, True)
     assert len(steps(said)) == 6
-    assert len(os.listdir(said / "another")) == 3
+    assert len(os.listdir(another)) == 3
+
+
+def test_prune_by_a_key_that_one_job_does_not_have_names_that_job(ckptd, said, another):
+    args = ("prune", "--keep-last", "1", "--keep-best", "loss", "1", str(said))
+    told = "job another has no checkpoint with metadata 'loss': of it --keep-last and --keep-every alone decide"
+    assert json.loads(ckptd(*args, "--dry-run", "--json")[1])["notes"] == [told]
+    code, out, err = ckptd(*args)
+    assert (code, err, f"note: {told}\n" in out) == (0, "", True)
+    assert steps(said) == [120, 150]
+    assert sorted(os.listdir(another)) == ["latest", SaveId(1, 2, 2, RUN).dirname]
 
 
 def test_prune_takes_its_settings_from_where_the_daemon_does(ckptd, many, monkeypatch):
