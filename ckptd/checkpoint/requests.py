@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from ckptd.checkpoint.repair.copies import mend_from_copies
+from ckptd.checkpoint.repair.copies import Copied, mend_from_copies
 from ckptd.checkpoint.repair.files import Bytes, OpenFiles, block_buffer
 from ckptd.checkpoint.repair.run import rebuild
 from ckptd.checkpoint.report import Problem
@@ -62,7 +62,7 @@ def _block(store: Store, request: ReadBlock) -> bytes:
     stop = min(start + BLOCK_NBYTES, record.nbytes)
     data = block_buffer()[: max(0, stop - start)]
     image = Bytes(open_files(location, store.integrity), record.extents(), record.digests, record.nbytes)
-    with OpenFiles(image.files) as files:
+    with OpenFiles(image.files, cached=False) as files:
         try:
             image.read(files, start, data)
         except EOFError as error:
@@ -73,17 +73,21 @@ def _block(store: Store, request: ReadBlock) -> bytes:
 
 
 def _mended(store: Store, request: MendCheckpoint, alive: Alive) -> Mended:
-    """What has a slot from there; where that is not enough, from parity."""
-    where, copies = store.where(request.job, request.save), dict(request.slots)
-    ranks, sound = set(request.ranks), set[int]()
-    try:
-        if copies:
-            sound = mend_from_copies(where, copies, Throttle(request.bytes_per_s, alive), store.integrity)
-        if ranks <= sound:
-            return Mended("memory")
-        outcome = rebuild(where, Throttle(request.bytes_per_s, alive), store.integrity)
-    except CkptdError as error:
-        return Mended("memory" if sound else "", sorted(ranks - sound), error.message)
-    lost = {rank for one in outcome.lost if (rank := rank_of_image(os.path.basename(one.path))) is not None}
-    why = "; ".join(f"{one.path}: {one.what}" for one in outcome.lost)
-    return Mended("memory, or parity on the store" if sound else "parity on the store", sorted(lost & ranks), why)
+    """What has a slot from there; where that is not enough, from parity. Named is only what got its new files."""
+    where, ranks, copied = store.where(request.job, request.save), set(request.ranks), Copied()
+    if request.slots:
+        throttle = Throttle(request.bytes_per_s, alive)
+        copied = mend_from_copies(where, dict(request.slots), throttle, store.integrity)
+    left = ranks - copied.written - copied.sound
+    rebuilt, lost, why = set[int](), left, [*copied.problems.values()]
+    if left:
+        try:
+            outcome = rebuild(where, Throttle(request.bytes_per_s, alive), store.integrity, cached=False)
+        except CkptdError as error:
+            why.append(error.message)
+        else:
+            lost = left & {rank for one in outcome.lost for rank in one.ranks}
+            names = map(os.path.basename, outcome.rebuilt)
+            rebuilt = left & {rank for name in names if (rank := rank_of_image(name)) is not None} - lost
+            why += [f"{one.path}: {one.what}" for one in outcome.lost]
+    return Mended(sorted(copied.written & ranks), sorted(rebuilt), sorted(lost), "; ".join(why))

@@ -1,7 +1,7 @@
 """A committed checkpoint read again piece by piece, past the page cache: each piece is checked as ``verify`` does it.
 
 Where a piece ends is a ``Place``, from which the next one continues, in another process too. A checkpoint that is
-removed meanwhile is no finding, nor is a store that does not answer.
+removed meanwhile is no finding, nor is one in whose place another one is put, nor a store that does not answer.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,10 @@ from ckptd.checkpoint.verify_image import Whose, check_image
 from ckptd.checkpoint.verify_parity import check_parity
 from ckptd.shared.base.errors import CkptdError, DamagedError
 from ckptd.shared.format.committed import open_records
+from ckptd.shared.format.committed_record import MAX_COMMITTED_NBYTES
 from ckptd.shared.format.digest import BLOCK_NBYTES, block_count
 from ckptd.shared.format.integrity import Integrity
+from ckptd.shared.format.manifest import COMMITTED
 from ckptd.shared.format.packed_layout import Known
 from ckptd.shared.format.stored_records import StoredRecords
 from ckptd.shared.protocol.scrubbing import Place
@@ -22,7 +24,7 @@ from ckptd.shared.stores.kinds import open_files, real
 
 
 class Piece(NamedTuple):
-    """What was read. next: where to continue; None: that was the rest. gone: the checkpoint is not there any more."""
+    """What was read. next: where to continue; None: that was the rest. gone: that checkpoint is not there any more."""
 
     next: Place | None
     nbytes: int
@@ -39,19 +41,29 @@ def scrub_piece(
     """
     path = real(path)
     report = Report(path, integrity=integrity, cached=False, progress=progress)
+    before = _what_is_there(path, integrity)
     after = _Pass(path, report).run(at, nbytes)
-    if report.problems and not _is_there(path, integrity):
-        return Piece(None, report.nbytes, [], gone=True)
+    if report.problems:
+        now = _what_is_there(path, integrity)
+        if not now or now != before:
+            return Piece(None, report.nbytes, [], gone=True)
     return Piece(after, report.nbytes, report.problems)
 
 
-def _is_there(path: str, integrity: Integrity) -> bool:
-    """Whether the directory is: a removal takes its name first. Raises OSError: then the store is what is wrong."""
+def _what_is_there(path: str, integrity: Integrity) -> bytes:
+    """COMMITTED, with the manifest's digest, or why it cannot be read; empty: no directory. Removals take that first.
+
+    Raises OSError: then the store is what is wrong.
+    """
+    files = open_files(path, integrity)
     try:
-        open_files(path, integrity).names()
+        files.names()
     except FileNotFoundError:
-        return False
-    return True
+        return b""
+    try:
+        return files.read(COMMITTED, MAX_COMMITTED_NBYTES)
+    except OSError as error:
+        return str(error).encode()
 
 
 class _Pass:
@@ -104,5 +116,5 @@ class _Pass:
         parity = records.vote_at(at.part - 1 - len(records)).parity
         if parity is None:
             return 0
-        self._report.take(check_parity(records.files, [parity], span))
+        self._report.take(check_parity(records.files, [parity], span, cached=self._report.cached))
         return parity.nbytes

@@ -194,7 +194,7 @@ def _check_names(opened: Opened, expected: set[str], report: Report) -> None:
 def _check_parity(opened: Opened, report: Report) -> None:
     files, records = opened.files, opened.parity
     report.files += len(records)
-    report.take(check_parity(files, records))
+    report.take(check_parity(files, records, cached=report.cached))
 
 
 def _check_stock(files: StoredFiles, stock: StockFile, report: Report) -> None:

@@ -18,20 +18,20 @@ from ckptd.system.files import is_temp
 
 
 def check_parity(
-    files: StoredFiles, records: Sequence[ParityRecord], span: range = EVERY_BLOCK
+    files: StoredFiles, records: Sequence[ParityRecord], span: range = EVERY_BLOCK, *, cached: bool
 ) -> Iterator[Found | int]:
-    """What is wrong with the files of these records, and after each block its bytes. Reads only.
+    """What is wrong with the files of these records, and after each block its bytes. Reads only, as OpenFiles does it.
 
     span: only these blocks, by number; what concerns a file as a whole is said with the first of all.
     """
     buffer = block_buffer() if records else memoryview(b"")
-    with OpenFiles(files) as opened:
+    with OpenFiles(files, cached=cached) as opened:
         for record in records:
             name = record.place
             path = files.where(name)
             try:
                 nbytes = files.size(name)
-                table = read_record(files, record).table
+                table = read_record(opened, record).table
             except FileNotFoundError:
                 if span.start == 0:
                     yield path, "missing", None

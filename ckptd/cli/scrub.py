@@ -229,7 +229,7 @@ class _Scrub:
     def _mend_one(self, one: Scrubbed) -> None:
         others = [p for p in one.problems if rank_of_image(os.path.basename(p.path)) is None]
         try:
-            outcome = rebuild(one.path, Throttle(self._rate), self._integrity)
+            outcome = rebuild(one.path, Throttle(self._rate), self._integrity, cached=False)
         except CkptdError as error:
             one.why = error.message
             return

@@ -337,9 +337,10 @@ class ScrubPiece(Action, frozen=True, kw_only=True):
 class Mend(Action, frozen=True, kw_only=True):
     """Write damaged images of a committed checkpoint again, from these slots where they are sound, else from parity.
 
-    Answered by MendEnded. ``slots``: rank and slot.
+    Answered by MendEnded with its number. ``slots``: rank and slot.
     """
 
+    number: int
     save: SaveId
     ranks: tuple[int, ...]
     slots: tuple[tuple[int, str], ...]

@@ -13,7 +13,7 @@ from ckptd.daemon.background import Background
 from ckptd.daemon.store_scans import problem_of
 from ckptd.parity.scrub import Look, look_at_parity, look_at_slot
 from ckptd.shared.base.errors import CkptdError
-from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.base.ids import JobKey
 from ckptd.shared.base.log_line import line
 from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES
 from ckptd.shared.format.slot import SlotState
@@ -149,11 +149,18 @@ class ScrubExecutor:
         job, save, store_id = action.job, action.save, self._known_stores.of(action.job)
         slots = [(rank, self._arena.slot_path(job, name)) for rank, name in action.slots]
 
+        ended = partial(ev.MendEnded, job=job, number=action.number, save=save)
+
         def answer(reply: Done | Failed) -> None:
-            self._deliver(_ended(job, save, action.ranks, reply))
+            if not (isinstance(reply, Done) and isinstance(reply.result, Mended)):
+                self._deliver(ended(lost=action.ranks, problem=problem_of(reply)[:4000] or "no answer"))
+                return
+            found = reply.result
+            memory, parity, lost = map(tuple, (found.memory, found.parity, found.lost))
+            self._deliver(ended(memory=memory, parity=parity, lost=lost, problem=found.problem[:4000]))
 
         if not store_id:
-            self._deliver(ev.MendEnded(job=job, save=save, lost=action.ranks, problem="no store is known"))
+            self._deliver(ended(lost=action.ranks, problem="no store is known"))
             return
         self._ask(
             job,
@@ -163,10 +170,3 @@ class ScrubExecutor:
             ),
             answer,
         )  # fmt: skip
-
-
-def _ended(job: JobKey, save: SaveId, ranks: tuple[int, ...], reply: Done | Failed) -> ev.MendEnded:
-    if isinstance(reply, Done) and isinstance(reply.result, Mended):
-        found = reply.result
-        return ev.MendEnded(job=job, save=save, lost=tuple(found.lost), how=found.how, problem=found.problem[:4000])
-    return ev.MendEnded(job=job, save=save, lost=ranks, problem=problem_of(reply)[:4000] or "no answer")

@@ -14,7 +14,7 @@ from ckptd.shared.protocol.status import CheckpointStatus
 from ckptd.shared.protocol.topology import Endpoint, Peer
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
 
-VERSION = 9
+VERSION = 10
 MAX_BODY_NBYTES = 8 << 20
 MAX_BUNDLE_NBYTES = MAX_BODY_NBYTES + 4096  # one packet of any size fits
 MAX_PACKET_NBYTES = MAX_BUNDLE_NBYTES + 4096

@@ -38,7 +38,7 @@ from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_ve
 from ckptd.store.facts import CommitOutcome, Committer, OpenedStore, Scan, Taker
 from ckptd.store.scrub_messages import ScrubRequest, ScrubResult
 
-VERSION = 6
+VERSION = 7
 DAEMON, WORKER = "the daemon", "its store worker"
 MAX_FRAME_NBYTES = 2 << 30
 _LENGTH = struct.Struct("<I")

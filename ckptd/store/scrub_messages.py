@@ -71,9 +71,13 @@ class BlockRead(msgspec.Struct, frozen=True, tag="block-read"):
 
 
 class Mended(msgspec.Struct, frozen=True, tag="mended"):
-    """how: from what the files were written again; lost: ranks whose images are not sound, and why."""
+    """Ranks whose files were written again, from memory or from parity; lost: those not made good, and why.
 
-    how: str
+    The others' were sound when they were read again.
+    """
+
+    memory: list[Rank] = []
+    parity: list[Rank] = []
     lost: list[Rank] = []
     problem: str = ""
 

@@ -6,6 +6,7 @@ from tests.guards.guard import fault_guard as _row
 _MEMORY, _STORE = "ckptd/core/scrub/memory.py", "ckptd/core/scrub/store.py"
 _UNIT = "tests/unit/parity/test_scrub.py::"
 _CORE = "tests/unit/core/nodes/test_scrub.py::"
+_REQUESTS = "tests/unit/checkpoint/test_scrub_requests.py::"
 
 ROWS = (
     _row(
@@ -20,12 +21,12 @@ ROWS = (
     ),
     _row(
         "scrub-writes-images-again-from-memory", "ckptd/checkpoint/requests.py",
-        "        if copies:\n", "        if not copies:\n",
+        "    if request.slots:\n", "    if not request.slots:\n",
         "scrub.py::test_bits_on_the_store_are_made_good_from_memory",
     ),
     _row(
         "scrub-says-what-is-lost", _STORE,
-        'self._say(event.save, harm, "" if lost else event.how)', 'self._say(event.save, harm, "memory")',
+        "if rank in event.memory or rank in event.parity:", "if harm:",
         "scrub.py::test_a_bit_on_the_store_that_no_memory_has_is_reported",
     ),
     _row(
@@ -50,5 +51,23 @@ ROWS = (
         "scrub-waits-for-saves-and-drains",
         (Edit(_MEMORY, "        if not self._is_quiet():\n", "        if self._job is None:\n"),),
         (f"{_CORE}test_it_waits_for_saves_drains_and_encodes",),
+    ),
+    Guard(
+        "a-mend-counts-what-it-reads-and-writes",
+        (Edit("ckptd/checkpoint/repair/files.py", "        self._progress(self.moved)\n", ""),),
+        (
+            f"{_REQUESTS}test_there_is_word_of_each_block_that_is_read_or_written",
+            f"{_REQUESTS}test_the_rate_is_kept_when_images_are_written_again",
+        ),
+    ),
+    Guard(
+        "a-mend-answers-its-own-order",
+        (Edit(_STORE, "event.number != self._order", "event.save != self._at[0]"),),
+        (f"{_CORE}test_the_answer_to_an_earlier_order_is_not_taken_for_another_ones",),
+    ),
+    Guard(
+        "scrub-compares-committed-after-it-has-read",
+        (Edit("ckptd/checkpoint/scrub.py", "if not now or now != before:", "if not now:"),),
+        ("tests/unit/checkpoint/test_scrub.py::test_a_checkpoint_in_whose_place_another_one_is_put_is_no_finding",),
     ),
 )  # fmt: skip

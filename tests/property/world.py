@@ -320,8 +320,9 @@ class World:
                 if well and slots:
                     self.bad.discard(save)
                     self.mended.add(save)
-                    return [ev.MendEnded(job=KEY, save=save, how="memory")]
-                return [ev.MendEnded(job=KEY, save=save, lost=action.ranks, problem="nothing has it")]
+                    return [ev.MendEnded(job=KEY, number=action.number, save=save, memory=action.ranks)]
+                lost = {"lost": action.ranks, "problem": "nothing has it"}
+                return [ev.MendEnded(job=KEY, number=action.number, save=save, **lost)]
         return []
 
     def _effect(self, action: act.Action) -> list[str]:  # noqa: C901

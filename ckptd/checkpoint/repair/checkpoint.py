@@ -8,7 +8,7 @@ from functools import partial
 
 import msgspec
 
-from ckptd.checkpoint.repair.files import IMAGES, Bytes
+from ckptd.checkpoint.repair.files import IMAGES, Bytes, OpenFiles
 from ckptd.checkpoint.whereabouts import where_checkpoints_are
 from ckptd.parity.code import code_of
 from ckptd.parity.plan import Map, map_of
@@ -32,7 +32,7 @@ from ckptd.shared.format.packed_layout import joined
 from ckptd.shared.format.root_names import has_records
 from ckptd.shared.format.set_places import SETS_DIR
 from ckptd.shared.format.slot import Seal
-from ckptd.shared.format.stored_files import StoredFiles, read_some
+from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.format.stored_records import read_vote_of
 from ckptd.shared.format.together import together
 from ckptd.shared.protocol.parity_types import ParityChunk
@@ -68,10 +68,11 @@ class Set:
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """A file that cannot be made again, and why."""
+    """A file that cannot be made again, and why. ranks: whose images it leaves damaged, or not known to be sound."""
 
     path: str
     what: str
+    ranks: list[int] = []
 
 
 @dataclass
@@ -98,14 +99,16 @@ class Checkpoint:
 
 
 @contextlib.contextmanager
-def held_checkpoint(path: str, integrity: Integrity = XXH3) -> Iterator[tuple[Checkpoint, Held]]:
+def held_checkpoint(
+    path: str, integrity: Integrity = XXH3, *, cached: bool = True
+) -> Iterator[tuple[Checkpoint, Held]]:
     """As open_checkpoint, to be mended: read and written in the directory that has the path now, and in no other.
 
     So what takes its place meanwhile, as ``ckptd prune --drop`` does it, is never touched.
     """
     location = _location(path, integrity)
     with open_store(os.path.dirname(location), integrity).held(location) as held:
-        yield _opened(held.files), held
+        yield _opened(held.files, cached=cached), held
 
 
 def open_checkpoint(path: str, integrity: Integrity = XXH3) -> Checkpoint:
@@ -130,9 +133,11 @@ def _location(path: str, integrity: Integrity) -> str:
     return path
 
 
-def _opened(files: StoredFiles) -> Checkpoint:
+def _opened(files: StoredFiles, *, cached: bool = True) -> Checkpoint:
+    """cached: parity's records are read as OpenFiles does it."""
     found = _with_votes(files, open_sound(files, RECORDS))  # what else is wrong is to be mended
-    _find_sets(found)
+    with OpenFiles(files, cached=cached) as opened:
+        _find_sets(found, opened)
     return found
 
 
@@ -146,7 +151,7 @@ def _with_votes(files: StoredFiles, manifest: Manifest) -> Checkpoint:
             what = vote.message.removeprefix(f"{where}: ")
             if ranks:
                 what += f"; nothing else says what the images of {named_ranks(ranks)} should be"
-            found.lost.append(Lost(where, what))
+            found.lost.append(Lost(where, what, sorted(ranks)))
     return found
 
 
@@ -160,7 +165,7 @@ def _vote(files: StoredFiles, manifest: Manifest, ref: VoteRef) -> Vote | Damage
         return error
 
 
-def _find_sets(checkpoint: Checkpoint) -> None:
+def _find_sets(checkpoint: Checkpoint, opened: OpenFiles) -> None:
     by_set: dict[str, dict[int, ParityRecord]] = {}
     for file in checkpoint.parity:
         name, _, index = file.name.removesuffix(".parity").partition("-")
@@ -169,7 +174,7 @@ def _find_sets(checkpoint: Checkpoint) -> None:
         records: dict[int, Record] = {}
         for member, file in files.items():
             try:
-                record = read_record(checkpoint.files, file)
+                record = read_record(opened, file)
             except (OSError, EOFError, DamagedError):
                 continue
             if (set_name(record.parity_chunk), record.parity_chunk.index) == (name, member):
@@ -200,13 +205,12 @@ def _misfit(parity_chunk: ParityChunk, files: dict[int, ParityRecord]) -> str:
     return ""
 
 
-def read_record(files: StoredFiles, file: ParityRecord) -> Record:
+def read_record(opened: OpenFiles, file: ParityRecord) -> Record:
     """The record at the end of a parity file. Raises OSError, EOFError, DamagedError."""
-    name = file.place
-    with contextlib.closing(files.open(name, cached=True)) as opened:
-        there = opened.nbytes - file.nbytes
-        raw = read_some(opened, file.nbytes, min(file.record_nbytes, there)) if there > 0 else b""
-    return decode_record(raw, file.nbytes, file.record_digest, files.where(name), files.integrity)
+    files, name = opened.files, file.place
+    raw = bytearray(max(0, min(file.record_nbytes, files.size(name) - file.nbytes)))
+    opened.read(name, file.nbytes, memoryview(raw))
+    return decode_record(bytes(raw), file.nbytes, file.record_digest, files.where(name), files.integrity)
 
 
 def _stranger(parity_chunk: ParityChunk, checkpoint: Checkpoint) -> str:

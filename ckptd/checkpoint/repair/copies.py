@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from ckptd.checkpoint.repair.checkpoint import held_checkpoint
 from ckptd.checkpoint.repair.files import Bytes, OpenFiles, block_buffer
@@ -15,34 +16,41 @@ from ckptd.shared.stores.directory import OpenedFile
 from ckptd.store.interface import Held
 
 
+@dataclass(frozen=True)
+class Copied:
+    """Ranks whose images were written again, those whose images were sound, and why the others' were not written."""
+
+    written: set[int] = field(default_factory=set)
+    sound: set[int] = field(default_factory=set)
+    problems: dict[int, str] = field(default_factory=dict)
+
+
 def mend_from_copies(
     path: str, copies: Mapping[int, str], progress: Callable[[int], None], integrity: Integrity
-) -> set[int]:
+) -> Copied:
     """Mends the images of these ranks in the checkpoint at path. copies: by rank, a file that begins with the image.
 
-    Returns the ranks whose images are sound now; of the others the copy is damaged, or is something else by now. Every
-    block is compared with the votes before a file gets its name. Raises UsageError, DamagedError, OSError.
+    A copy may be damaged, or something else by now: every block is compared with the votes before a file gets its
+    name. The page cache is passed by. Raises UsageError, DamagedError, OSError.
     """
-    buffer, done, sound = block_buffer(), 0, set[int]()
-
-    def count(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        progress(done)
-
-    with held_checkpoint(path, integrity) as (checkpoint, held):
+    buffer, done = block_buffer(), Copied()
+    with (
+        held_checkpoint(path, integrity, cached=False) as (checkpoint, held),
+        OpenFiles(checkpoint.files, cached=False, progress=progress) as files,
+    ):
         images = checkpoint.images
         for rank in sorted(copies.keys() & images.keys()):
             image = images[rank]
-            with OpenFiles(checkpoint.files) as files:
-                target = Target(file_name(rank), image, image.damage(files, buffer, count), image.misfits())
-                if not (target.damage or target.misfits):
-                    sound.add(rank)
-                    continue
-                with contextlib.suppress(OSError, EOFError, CkptdError):
-                    _copy(target, copies[rank], held, files, buffer)
-                    sound.add(rank)
-    return sound
+            target = Target(file_name(rank), image, image.damage(files, buffer), image.misfits())
+            if not (target.damage or target.misfits):
+                done.sound.add(rank)
+                continue
+            try:
+                _copy(target, copies[rank], held, files, buffer)
+                done.written.add(rank)
+            except (OSError, EOFError, CkptdError) as error:
+                done.problems[rank] = f"from memory: {error}"
+    return done
 
 
 def _copy(target: Target, source: str, held: Held, files: OpenFiles, buffer: memoryview) -> None:

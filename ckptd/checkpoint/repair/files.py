@@ -1,17 +1,19 @@
 """Images and parity of a checkpoint as files: their sound blocks, and the bytes for the solver."""
 
+import mmap
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Self
 
+from ckptd.checkpoint.report import ignore
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.bulk import wire
 from ckptd.shared.bulk.sockets import Cancel
 from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks
 from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.format.layout import Extent
-from ckptd.shared.format.slot import align_up
+from ckptd.shared.format.slot import PAGE, align_up
 from ckptd.shared.format.stored_files import StoredFile, StoredFiles, read_exactly
 from ckptd.store.interface import Replacement
 
@@ -21,19 +23,45 @@ Ranges = list[tuple[int, int]]
 
 
 class OpenFiles:
-    """Reads files of a checkpoint by name, the most recent ones kept open. A context manager."""
+    """Reads files of a checkpoint by name, the most recent ones kept open, and counts. A context manager.
 
-    def __init__(self, files: StoredFiles) -> None:
-        self._files = files
+    cached: by way of the page cache; else from the medium, where its file system lets us. progress: gets the bytes read
+    from the store and written to it so far, as they are.
+    """
+
+    def __init__(self, files: StoredFiles, *, cached: bool, progress: Callable[[int], None] = ignore) -> None:
+        self.files = files
+        self.moved = 0
+        self._cached, self._progress = cached, progress
+        self._pages = memoryview(mmap.mmap(-1, BLOCK_NBYTES + PAGE)) if not cached else memoryview(b"")
         self._open: OrderedDict[str, StoredFile] = OrderedDict()
+
+    def count(self, nbytes: int) -> None:
+        """So many more bytes are read or written."""
+        self.moved += nbytes
+        self._progress(self.moved)
 
     def read(self, name: str, offset: int, into: memoryview) -> None:
         """Fills into. Raises OSError, EOFError when the file ends before."""
-        file = self._open.pop(name, None) or self._files.open(name, cached=True)
+        self.count(len(into))
+        file = self._open.pop(name, None) or self.files.open(name, cached=self._cached)
         self._open[name] = file
         if len(self._open) > _MAX_OPEN:
             self._open.popitem(last=False)[1].close()
-        read_exactly(file, offset, into)
+        if self._cached:
+            read_exactly(file, offset, into)
+            return
+        for first in range(0, len(into), BLOCK_NBYTES):
+            self._read_pages(file, offset + first, into[first : first + BLOCK_NBYTES])
+
+    def _read_pages(self, file: StoredFile, offset: int, into: memoryview) -> None:
+        """At most a block."""
+        skip = offset % PAGE
+        wanted = skip + len(into)
+        found = file.read(self._pages[: align_up(wanted)], offset - skip, wanted)
+        if found < wanted:
+            raise EOFError(f"ends at byte {offset - skip + found}")
+        into[:] = self._pages[skip:wanted]
 
     def __enter__(self) -> Self:
         return self
@@ -77,6 +105,7 @@ class Bytes:
             if replacement is None:
                 files.read(extent.name, first - extent.start, part)
             else:
+                files.count(len(part))
                 replacement.read(part, first - extent.start)
         into[at - start :] = bytes(start + len(into) - at)
 
@@ -84,7 +113,7 @@ class Bytes:
         """Whether these are the bytes of that block."""
         return self.integrity.digest(block) == self.digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]
 
-    def damage(self, files: OpenFiles, buffer: memoryview, progress: Callable[[int], None]) -> Ranges:
+    def damage(self, files: OpenFiles, buffer: memoryview) -> Ranges:
         """Where its blocks are not what they should be, neighbours joined. Reads all of it."""
         found: Ranges = []
         for index, (start, stop) in enumerate(blocks(self.nbytes)):
@@ -94,7 +123,6 @@ class Bytes:
                 whole = self.sound(index, block)
             except (OSError, EOFError):
                 whole = False
-            progress(stop - start)
             if whole:
                 continue
             joined = found.pop()[0] if found and found[-1][1] == start else start

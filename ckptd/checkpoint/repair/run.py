@@ -13,6 +13,7 @@ from ckptd.checkpoint.repair.files import Bytes, FileSources, OpenFiles, block_b
 from ckptd.checkpoint.repair.plan import Bad, Fix, solve
 from ckptd.checkpoint.repair.plan import Target as Key
 from ckptd.checkpoint.repair.target import Target
+from ckptd.checkpoint.report import ignore
 from ckptd.parity.code import code_of
 from ckptd.parity.engine import Pull
 from ckptd.parity.plan import Task
@@ -31,7 +32,6 @@ from ckptd.system.units import format_size
 _SLICE_NBYTES = 1 << 20
 _MEMORY_NBYTES = 16 << 20
 _SHOWN = 6
-Progress = Callable[[int], None]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,16 +46,21 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def rebuild(path: str, progress: Progress = lambda _: None, integrity: Integrity = XXH3) -> Outcome:
+def rebuild(
+    path: str, progress: Callable[[int], None] = ignore, integrity: Integrity = XXH3, *, cached: bool = True
+) -> Outcome:
     """Mends the committed checkpoint in the directory path from its drained parity. Sound files are not touched.
 
-    progress gets the bytes checked so far. Raises UsageError, DamagedError or another CkptdError; what was cut off
-    leaves hidden files only, which the next rebuild removes.
+    progress gets the bytes read and written so far; cached: they are read as OpenFiles does it. Raises UsageError,
+    DamagedError or another CkptdError; what was cut off leaves hidden files only, which the next rebuild removes.
     """
     began_s = time.monotonic()
     try:
-        with held_checkpoint(path, integrity) as (checkpoint, held), OpenFiles(checkpoint.files) as files:
-            work = _Rebuild(checkpoint, held, files, progress)
+        with (
+            held_checkpoint(path, integrity, cached=cached) as (checkpoint, held),
+            OpenFiles(checkpoint.files, cached=cached, progress=progress) as files,
+        ):
+            work = _Rebuild(checkpoint, held, files)
             work.run()
     except (OSError, EOFError) as error:
         raise CkptdError(f"not rebuilt: {error}", hint=f"mend that, then again: ckptd rebuild {path}") from error
@@ -66,8 +71,8 @@ def rebuild(path: str, progress: Progress = lambda _: None, integrity: Integrity
 
 
 class _Rebuild:
-    def __init__(self, checkpoint: Checkpoint, held: Held, files: OpenFiles, progress: Progress) -> None:
-        self.checkpoint, self._held, self._files, self._progress = checkpoint, held, files, progress
+    def __init__(self, checkpoint: Checkpoint, held: Held, files: OpenFiles) -> None:
+        self.checkpoint, self._held, self._files = checkpoint, held, files
         self._path = checkpoint.files.location
         self._store = open_store(os.path.dirname(self._path), checkpoint.files.integrity)
         self._buffer = block_buffer()
@@ -94,6 +99,7 @@ class _Rebuild:
             found = self._parities.setdefault(one.name, {})
             for member in one.files:
                 self._look_at_parity(found, one, member)
+        self.nbytes = self._files.moved
         left = {rank for rank, target in self._images.items() if target.damage}
         if left and not self.checkpoint.parity:
             names, above = _listed(self.damaged), os.path.dirname(self._path)
@@ -110,12 +116,8 @@ class _Rebuild:
 
     # --- damage
 
-    def _count(self, nbytes: int) -> None:
-        self.nbytes += nbytes
-        self._progress(self.nbytes)
-
     def _look(self, into: dict[int, Target], key: int, of: Bytes, name: str) -> None:
-        target = Target(name, of, of.damage(self._files, self._buffer, self._count), of.misfits())
+        target = Target(name, of, of.damage(self._files, self._buffer), of.misfits())
         if target.damage or target.misfits:
             into[key] = target
 
@@ -123,7 +125,7 @@ class _Rebuild:
         """Of a file whose record cannot be read no byte counts."""
         file, parity = one.files[member], one.parity(self.checkpoint.files, member)
         name, known = parity.extents[0].name, member in one.records
-        damage = parity.damage(self._files, self._buffer, self._count) if known else [(0, file.nbytes)]
+        damage = parity.damage(self._files, self._buffer) if known else [(0, file.nbytes)]
         try:
             fits = known and self.checkpoint.files.size(name) == file.file_nbytes
         except OSError:
@@ -214,7 +216,7 @@ class _Rebuild:
             places = tuple((output.symbol, index * length) for index, output in enumerate(outputs))
             task = Task(fix.group, first, last, fix.steps, places)
             Pull(sources, job, where, task, into, Table(0, sources.integrity), verify=False).run(
-                _ignore, "rebuild.half-pulled"
+                ignore, "rebuild.half-pulled"
             )
             for index, output in enumerate(outputs):
                 start = index * length
@@ -249,7 +251,7 @@ class _Rebuild:
             sets = [one for one in self.checkpoint.sets if rank in one.ranks]
             what = "; ".join(map(self._why, sets)) or "no parity that covers it can be read"
             self.lost += [
-                Lost(self._images[rank].content.path(extent), what) for extent in self._images[rank].concerned
+                Lost(self._images[rank].content.path(extent), what, [rank]) for extent in self._images[rank].concerned
             ]
 
     def _why(self, one: Set) -> str:
@@ -269,7 +271,3 @@ class _Rebuild:
 def _listed(names: list[str]) -> str:
     shown = ", ".join(os.path.basename(n) if os.path.isabs(n) else n for n in names[:_SHOWN])
     return shown + (f", .. ({len(names)} in all)" if len(names) > _SHOWN else "")
-
-
-def _ignore(_nbytes: int) -> None:
-    return None

@@ -40,6 +40,7 @@ class Target:
                     part = buffer[: min(len(buffer), stop - first)]
                     files.read(extent.name, first - extent.start, part)
                     replacement.write(part, first - extent.start)
+                    files.count(len(part))
 
     def _sound(self, extent: Extent) -> Ranges:
         at, found = extent.start, []
@@ -55,6 +56,7 @@ class Target:
         for extent, first, last in self.content.within(at, at + len(data)):
             part = data[first - at : last - at]
             self._replacements[extent.name].write(part, first - extent.start)
+            files.count(len(part))
             if extent.name not in self._changed and not _same(files, extent.name, first - extent.start, part):
                 self._changed.add(extent.name)
 

@@ -71,8 +71,8 @@ class StoreOn(enum.Enum):
     SILENT = "the store did not answer"
     IMAGES = "damaged images"
     LOST = "damaged, nothing can make it again"
-    ANSWERED = "all nodes answered"
-    LATE = "some node did not answer"
+    ANSWERED = "all nodes answered, or are lost"
+    LATE = "some node did not answer, and is asked again"
 
 
 STORE_SCRUB: Table[StoreScrubbing, StoreOn] = Table(
@@ -85,7 +85,7 @@ STORE_SCRUB: Table[StoreScrubbing, StoreOn] = Table(
             StoreOn.LOST: None,
             StoreOn.IMAGES: StoreScrubbing.MENDING,
         },
-        StoreScrubbing.MENDING: {StoreOn.ANSWERED: None, StoreOn.LATE: None},
+        StoreScrubbing.MENDING: {StoreOn.ANSWERED: None, StoreOn.LATE: StoreScrubbing.MENDING},
     },
     ignored={
         StoreOn.DUE: "one piece is read at a time, and nothing while something is mended",

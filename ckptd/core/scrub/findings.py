@@ -40,7 +40,7 @@ class Findings:
         """This node's scrub has found it: for the log, the status, and the coordinator. Said once while it lasts."""
         if not found.mended and _spot(self._node.node, found) in self.damaged:
             return []
-        self.found += 1
+        self.found += _spot(self._node.node, found) not in self.damaged
         self.mended += bool(found.mended)
         self.heard(self._node.node, found)
         return [Note(job=found.job, text=text_of(found)), self._node.membership.report(found)]

@@ -36,6 +36,7 @@ class Scrub:
         self.store = StoreScrub(coordinator, self.findings, paces.store, policy.scrub_store_every_s, quiet)
         self.on = bool(policy.scrub_memory or policy.scrub_store)
         self.due: float | None = None  # when tick has something to do
+        self._mending: int | None = None  # the order that is carried out here
         memory, store = self.memory, self.store
         self.events: dict[type[ev.Event], Callable[[Any, float], list[Action] | None]] = {
             ev.BlockScrubbed: memory.scrubbed,
@@ -45,6 +46,7 @@ class Scrub:
             ev.PieceScrubbed: store.scrubbed,
             ev.MendOrdered: self._ordered,
             ev.MendEnded: self._ended_here,
+            ev.PeerDown: store.went,
             ev.DigestsSealed: lambda event, now: memory.is_new(event.save, now),
             ev.CommitEnded: lambda event, now: None if event.problem else store.is_new(event.save, now),
             **dict.fromkeys((ev.SlotAdopted, ev.ChunkAdopted, ev.StoreScanned), lambda _event, _now: None),
@@ -83,15 +85,23 @@ class Scrub:
     # --- between nodes
 
     def _ordered(self, order: ev.MendOrdered, _now: float) -> list[Action]:
-        """Images of a checkpoint on the store are to be written again here."""
-        if order.node != self._node.coordinator:
+        """Images of a checkpoint on the store are to be written again here, one order at a time."""
+        if order.node != self._node.coordinator or order.number == self._mending:
             return []
+        if self._mending is not None:
+            busy = ev.MendEnded(
+                job=self._job, number=order.number, save=order.save, lost=order.ranks,
+                problem=f"node {self._node.node} still writes what it was to write before",
+            )  # fmt: skip
+            return [self._node.membership.report(busy)]
+        self._mending = order.number
         here = {slot.rank: slot.name for slot in self._node.slots.holding(order.save) if slot.digested}
         slots = tuple((rank, here[rank]) for rank in order.ranks if rank in here)
-        return [Mend(job=self._job, save=order.save, ranks=order.ranks, slots=slots)]
+        return [Mend(job=self._job, number=order.number, save=order.save, ranks=order.ranks, slots=slots)]
 
     def _ended_here(self, event: ev.MendEnded, _now: float) -> list[Action]:
         """For the coordinator."""
+        self._mending = None
         return [self._node.membership.report(event)]
 
     def _reported(self, report: ev.Report) -> list[Action]:

@@ -6,8 +6,10 @@ no image is said and left.
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, ScrubPiece, ToNode
+from ckptd.core.actions import Action, Note, ScrubPiece, ToNode
 from ckptd.core.coordinator.coordinator import Coordinator
 from ckptd.core.coordinator.save_states import State
 from ckptd.core.coordinator.scrub_order import Pace, Read, due_at, next_of
@@ -20,7 +22,7 @@ from ckptd.shared.protocol.scrubbing import BEGIN, Harm, Place
 
 PAUSE_S = 5.0  # while something else is going on
 SILENT_S = 60.0  # after a store that did not answer; doubled each time
-MEND_S = 3600.0  # how long a node may take to write files again
+MEND_S = 3600.0  # after which a node that writes files again is asked whether it does
 _PIECE_NBYTES = 4 * BLOCK_NBYTES  # at most: a slow store answers in time, too
 
 
@@ -39,6 +41,7 @@ class StoreScrub:
         self._new_at: dict[SaveId, float] = {}  # when it was committed here: then it was sound
         self._at: tuple[SaveId, Place] | None = None  # what is read or mended
         self._harmed = False  # something was found in the checkpoint that is being read
+        self._order = 0  # its number; those of an earlier daemon of this node are smaller
         self._harms: dict[int, Harm] = {}  # being mended, by rank
         self._asked: dict[str, tuple[int, ...]] = {}  # nodes that have not answered, for which ranks
         self._until: float | None = None
@@ -149,37 +152,55 @@ class StoreScrub:
             holders = record.held.get(rank, set()) & facts.links.up if record is not None else set()
             node = facts.node if facts.node in holders or not holders else min(holders)
             by_node.setdefault(node, []).append(rank)
-        self._harms, self._until = harms, now + MEND_S
+        self._harms, self._order = harms, max(self._order + 1, int(now * 1000))
         self._asked = {node: tuple(ranks) for node, ranks in by_node.items()}
+        return self._ask(save, now)
+
+    def _ask(self, save: SaveId, now: float) -> list[Action]:
+        """All that have not answered. A node that carries the order out does not begin again."""
+        self._until = now + MEND_S
+        order = ev.MendOrdered(
+            job=self._job, node=self._coordinator.facts.node, number=self._order, save=save, ranks=()
+        )
         return [
-            ToNode(
-                job=self._job,
-                node=node,
-                message=ev.MendOrdered(job=self._job, node=facts.node, save=save, ranks=ranks),
-            )
-            for node, ranks in self._asked.items()
+            ToNode(job=self._job, node=node, message=replace(order, ranks=ranks)) for node, ranks in self._asked.items()
         ]
 
     def mended(self, node: str, event: ev.MendEnded) -> list[Action]:
         """A node has written what it could."""
-        if self._at is None or event.save != self._at[0] or node not in self._asked:
+        if self._at is None or event.number != self._order or node not in self._asked:
             return []
-        actions: list[Action] = []
-        for rank in self._asked.pop(node):
-            harm = self._harms.pop(rank)
-            lost = rank in event.lost or not event.how
-            harm = harm._replace(what=f"{harm.what}; {event.problem}") if lost and event.problem else harm
-            actions += self._say(event.save, harm, "" if lost else event.how)
+        save = self._at[0]
+        actions = [action for rank in self._asked.pop(node) for action in self._became(save, rank, event)]
         if not self._asked:
             self._end(StoreOn.ANSWERED)
         return actions
 
-    def _late(self, now: float) -> list[Action]:
-        if self._at is None or self._until is None or now < self._until:
+    def _became(self, save: SaveId, rank: int, event: ev.MendEnded) -> list[Action]:
+        harm = self._harms.pop(rank)
+        if rank in event.memory or rank in event.parity:
+            return self._say(save, harm, "memory" if rank in event.memory else "parity on the store")
+        if rank in event.lost:
+            return self._say(save, harm._replace(what="; ".join(filter(None, (harm.what, event.problem)))), "")
+        self._findings.sound(Tier.PFS, save, (rank,))
+        text = f"scrub: {harm.path}: {harm.what}; sound when it was read again: nothing was written"
+        return [Note(job=self._job, text=text)]
+
+    def went(self, event: ev.PeerDown, _now: float) -> list[Action]:
+        """The node is lost, and with it what it was to write."""
+        if self._at is None or event.node not in self._asked:
             return []
-        save, harms, self._harms, self._asked = self._at[0], self._harms, {}, {}
-        self._end(StoreOn.LATE)
-        return [action for harm in harms.values() for action in self._say(save, harm, "")]
+        lost, text = self._asked[event.node], f"node {event.node} was to write it again, and is lost"
+        ended = ev.MendEnded(job=self._job, number=self._order, save=self._at[0], lost=lost, problem=text)
+        return self.mended(event.node, ended)
+
+    def _late(self, now: float) -> list[Action]:
+        """What is not made good yet is said."""
+        if self._at is None or not self._move(StoreOn.LATE):
+            return []
+        save = self._at[0]
+        said = [action for harm in self._harms.values() for action in self._say(save, harm, "")]
+        return [*said, *self._ask(save, now)]
 
     def _say(self, save: SaveId, harm: Harm, by: str) -> list[Action]:
         what = f"{harm.path}: {harm.what}"[:1000]

@@ -47,6 +47,7 @@ AnySlot = Annotated[str, msgspec.Meta(pattern=r"^(r[0-9]{5,7}-[0-9]{6,12}\.slot)
 AnyDirname = Annotated[str, msgspec.Meta(pattern=r"^(step-[0-9]{9,12}\.i[0-9]{4,8})?\Z")]
 AnyStore = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")]
 Attempt = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+OrderNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Ranks = Annotated[tuple[Rank, ...], msgspec.Meta(max_length=MAX_RANKS)]
 Nodes = Annotated[tuple[NodeName, ...], msgspec.Meta(max_length=MAX_NODES)]
 Attestations = Annotated[tuple[Attestation, ...], msgspec.Meta(max_length=MAX_ATTESTATIONS)]
@@ -404,11 +405,16 @@ class ScrubFound(Event, frozen=True, kw_only=True, tag="scrub-found"):
 
 
 class MendEnded(Event, frozen=True, kw_only=True, tag="mend-ended"):
-    """What became of MendOrdered: ``how`` the images are sound again; of ``lost`` they are not, and ``problem`` why."""
+    """What became of MendOrdered ``number``: ranks whose images were written again, from memory or from parity.
 
+    Of ``lost`` they were not, and ``problem`` says why; those of the others were sound when they were read again.
+    """
+
+    number: OrderNumber
     save: SaveId
+    memory: Ranks = ()
+    parity: Ranks = ()
     lost: Ranks = ()
-    how: Text = ""
     problem: Text = ""
 
 

@@ -28,6 +28,7 @@ from ckptd.shared.protocol.node_facts import (
     Code,
     NodeMessage,
     Nodes,
+    OrderNumber,
     Ranks,
     Text,
     Texts,
@@ -237,9 +238,10 @@ class ForeignRuns(NodeMessage, frozen=True, kw_only=True, tag="foreign-runs"):
 class MendOrdered(NodeMessage, frozen=True, kw_only=True, tag="mend-ordered"):
     """Images of these ranks are damaged on the store: write them again, from memory or from parity there.
 
-    Answered by MendEnded.
+    Answered by MendEnded with its number. Ordered again, by the same number, when there is no answer.
     """
 
+    number: OrderNumber
     save: SaveId
     ranks: Ranks
 

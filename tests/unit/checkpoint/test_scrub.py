@@ -76,3 +76,26 @@ def test_a_file_that_is_gone_alone_is_one(folder, tmp_path):
     assert [problem.what for piece in pieces(copy, BLOCK_NBYTES) for problem in piece.problems][:1] == [
         "missing: the checkpoint is not committed"
     ]
+
+
+@pytest.mark.parametrize("moment", range(1, 5))
+@pytest.mark.parametrize("back", [False, True])
+def test_a_checkpoint_in_whose_place_another_one_is_put_is_no_finding(folder, tmp_path, back, moment):
+    """As a part of it is dropped: each reads sound, and files of both together do not."""
+    copy = tmp_path / folder.parent.name / folder.name
+    shutil.copytree(folder.parent, copy.parent)
+    other = write_checkpoint(tmp_path / "other", [{"w": WORDS + 1}, {"w": torch.ones(3)}])
+    aside, read = copy.with_name("aside"), []
+
+    def swap(nbytes: int) -> None:
+        read.append(nbytes)
+        if len(read) == moment:
+            copy.rename(aside)
+            if back:
+                shutil.copytree(other, copy)
+
+    found = scrub_piece(str(copy), BEGIN, 100 * BLOCK_NBYTES, XXH3, swap)
+    assert found.problems == []
+    assert len(read) >= moment
+    assert found.gone or back
+    assert not back or pieces(copy, 100 * BLOCK_NBYTES)[0].problems == []

@@ -309,6 +309,11 @@ def read(cluster: ACluster, **words) -> None:
     say(cluster, "a", ev.PieceScrubbed(job=KEY, save=ONE, **{"nbytes": BLOCK_NBYTES, **words}))
 
 
+def mended(cluster: ACluster, name: str, order: act.Mend, **words) -> None:
+    """The node's answer to the order."""
+    say(cluster, name, ev.MendEnded(job=KEY, number=order.number, save=order.save, **words))
+
+
 def harm(rank):
     return Harm(f"/store/job/x/r{rank}" if rank is not None else "/store/job/x/COMMITTED", "damaged", rank)
 
@@ -340,9 +345,9 @@ def test_damaged_images_are_written_again_where_they_lie_in_memory():
     read(cluster, harms=(harm(0), harm(2)), next=Place(4, 0))
     orders = take(cluster, act.Mend)
     assert {name: (order.ranks, len(order.slots)) for name, order in orders.items()} == {"a": ((0,), 1), "c": ((2,), 1)}
-    say(cluster, "a", ev.MendEnded(job=KEY, save=ONE, how="memory"))
+    mended(cluster, "a", orders["a"], memory=(0,))
     assert len(notes(cluster.nodes["a"])) == 1
-    say(cluster, "c", ev.MendEnded(job=KEY, save=ONE, lost=(2,), problem="its copy is damaged, too"))
+    mended(cluster, "c", orders["c"], lost=(2,), problem="its copy is damaged, too")
     told = notes(cluster.nodes["a"])
     assert told[0] == (
         "scrub: rank 0 of step 10 is damaged on the store: /store/job/x/r0: damaged; made good from memory"
@@ -364,8 +369,9 @@ def test_an_image_that_no_node_has_is_mended_from_parity_by_the_coordinator():
         say(cluster, "a", ev.PieceScrubbed(job=KEY, save=TWO, nbytes=1))
         cluster.tick(10)
     read(cluster, harms=(harm(2),))
-    assert take(cluster, act.Mend) == {"a": act.Mend(job=KEY, save=ONE, ranks=(2,), slots=())}
-    say(cluster, "a", ev.MendEnded(job=KEY, save=ONE, how="parity on the store"))
+    order = take(cluster, act.Mend)["a"]
+    assert (order.save, order.ranks, order.slots) == (ONE, (2,), ())
+    mended(cluster, "a", order, parity=(2,))
     assert notes(cluster.nodes["a"])[0].endswith("made good from parity on the store")
 
 
@@ -377,14 +383,79 @@ def test_what_is_no_image_is_said_and_left():
     assert damaged(cluster) == [("a", Tier.PFS, None)]
 
 
-def test_a_node_that_does_not_answer_is_waited_for_an_hour():
+def test_what_is_not_made_good_within_an_hour_is_said_and_no_second_order_is_given():
+    cluster = a_job()
+    piece(cluster)
+    read(cluster, harms=(harm(2),), next=Place(4, 0))
+    order = take(cluster, act.Mend)["c"]
+    for _ in range(8):
+        cluster.tick(HOUR + 10)
+        assert take(cluster, act.Mend) == take(cluster, act.ScrubPiece) == {}
+    assert damaged(cluster) == [("a", Tier.PFS, 2)]
+    assert len(records(cluster)) == 1
+    mended(cluster, "c", order, memory=(2,))
+    assert damaged(cluster) == []
+    assert [entry.mended for entry in records(cluster)] == ["", "memory"]
+    found = cluster.nodes["a"].job.scrub.findings
+    assert (found.found, found.mended) == (1, 1)
+    assert piece(cluster, 60).place == Place(4, 0)
+
+
+def test_an_order_whose_answer_was_lost_is_given_again():
     cluster = a_job()
     piece(cluster)
     read(cluster, harms=(harm(2),))
-    take(cluster, act.Mend)
+    first = take(cluster, act.Mend)["c"]
+    cluster.nodes["c"].job.scrub._mending = None  # it has answered
     cluster.tick(HOUR + 10)
+    assert take(cluster, act.Mend) == {"c": first}
+
+
+def test_a_node_that_is_lost_is_not_waited_for():
+    cluster = a_job()
+    piece(cluster)
+    read(cluster, harms=(harm(0), harm(2)))
+    orders = take(cluster, act.Mend)
+    say(cluster, "a", ev.PeerDown(job=KEY, node="c"))
     assert damaged(cluster) == [("a", Tier.PFS, 2)]
+    assert "node c was to write it again, and is lost" in records(cluster)[0].what
+    mended(cluster, "a", orders["a"], memory=(0,))
     assert piece(cluster).place == BEGIN, "and all of it again, a day later"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_answer_to_an_earlier_order_is_not_taken_for_another_ones(restarted):
+    cluster = a_job()
+    piece(cluster)
+    read(cluster, harms=(harm(2),), next=Place(4, 0))
+    first = take(cluster, act.Mend)["c"]
+    say(cluster, "a", ev.PeerDown(job=KEY, node="c"))
+    say(cluster, "a", ev.PeerUp(job=KEY, node="c", fresh=False))
+    if restarted:  # it knows of no order
+        cluster.nodes["c"].job.scrub._mending = None
+    piece(cluster, 60)
+    read(cluster, harms=(harm(2)._replace(what="another file"),), next=Place(4, 9))
+    second = take(cluster, act.Mend)
+    assert list(second) == (["c"] if restarted else []), "one at a time"
+    mended(cluster, "c", first, memory=(2,))
+    assert damaged(cluster) == [("a", Tier.PFS, 2)]
+    assert [entry.mended for entry in records(cluster)] == [""]
+    if restarted:
+        mended(cluster, "c", second["c"], memory=(2,))
+        assert damaged(cluster) == []
+    assert piece(cluster, 60).place == Place(4, 9)
+
+
+def test_what_was_sound_when_it_was_read_again_was_not_made_good():
+    cluster = a_job()
+    piece(cluster)
+    read(cluster, harms=(harm(2),))
+    mended(cluster, "c", take(cluster, act.Mend)["c"])
+    assert damaged(cluster) == records(cluster) == []
+    assert notes(cluster.nodes["a"]) == [
+        "scrub: /store/job/x/r2: damaged; sound when it was read again: nothing was written"
+    ]
+    assert cluster.nodes["a"].job.scrub.findings.mended == 0
 
 
 @pytest.mark.parametrize("words", [{"problem": "EIO"}, {"gone": True, "harms": (harm(2),)}])
@@ -401,7 +472,7 @@ def test_a_store_that_is_silent_or_a_checkpoint_that_is_removed_is_no_finding(wo
 
 def test_an_order_of_a_node_that_does_not_coordinate_is_nothing():
     cluster = a_job()
-    order = ev.MendOrdered(job=KEY, node="b", save=ONE, ranks=(2,))
+    order = ev.MendOrdered(job=KEY, node="b", number=1, save=ONE, ranks=(2,))
     say(cluster, "c", order)
     assert take(cluster, act.Mend) == {}
     say(cluster, "c", replace(order, node="a"))
