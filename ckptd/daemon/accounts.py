@@ -108,7 +108,6 @@ class Accounts:
                 id=i, store_id=store_id, job=job.job, writer=place.writer, last=place.last, segments=place.segments
             ),
             partial(self._answered, job, known),
-            minor=True,
         )
 
     def _answered(self, job: JobKey, known: _Known, reply: Done | Failed) -> None:

@@ -245,7 +245,6 @@ class Journals:
                 first=not segment.put_nbytes,
             ),
             partial(self._answered, journal, segment, (nbytes, records)),
-            minor=True,
         )
 
     def _answered(self, journal: _Journal, segment: _Segment, put: tuple[int, int], reply: Done | Failed) -> None:

@@ -13,7 +13,6 @@ from ckptd.daemon.background import Background
 from ckptd.daemon.store_scans import problem_of
 from ckptd.parity.scrub import Look, look_at_parity, look_at_slot
 from ckptd.shared.base.errors import CkptdError
-from ckptd.shared.base.ids import JobKey
 from ckptd.shared.base.log_line import line
 from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES
 from ckptd.shared.format.slot import SlotState
@@ -24,13 +23,14 @@ from ckptd.store.workers import Stores
 
 log = logging.getLogger("ckptd")
 _BLOCK_S = 60.0  # a store that takes longer for a block has none
-_PIECE_S = 240.0  # and for a piece: it costs the worker a thread, and not its life
+_PIECE_S = 240.0  # without a word, for a piece
+_MEND_S = 3600.0  # and for files written again: a sync of a large one is such a silence
 
 
 class ScrubExecutor:
     """``deliver`` is called with each outcome, in the main thread; nothing here blocks.
 
-    What the store's worker does for a scrub nobody waits for: it is ``minor``. bytes_per_s: of files written again.
+    bytes_per_s: of files written again.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class ScrubExecutor:
         if not store_id:
             self._deliver(ev.BlockCopied(job=job, name=action.name, save=save, problem="no store is known"))
             return
-        self._ask(
-            job,
+        self._stores.ask(
+            job.store,
             lambda i: ReadBlock(
                 id=i, store_id=store_id, job=job.job, save=save, rank=action.rank, block=action.block
             ),
@@ -116,9 +116,6 @@ class ScrubExecutor:
 
     # --- the store
 
-    def _ask(self, job: JobKey, *args: Any, **options: Any) -> None:
-        self._stores.ask(job.store, *args, minor=True, **options)
-
     def _scrub_piece(self, action: act.ScrubPiece) -> None:
         job, save, store_id = action.job, action.save, self._known_stores.of(action.job)
         answered = partial(ev.PieceScrubbed, job=job, save=save)
@@ -136,8 +133,8 @@ class ScrubExecutor:
         if not store_id:
             self._deliver(answered(problem="no store is known"))
             return
-        self._ask(
-            job,
+        self._stores.ask(
+            job.store,
             lambda i: ScrubCheckpoint(
                 id=i, store_id=store_id, job=job.job, save=save, place=action.place, nbytes=action.nbytes
             ),
@@ -162,11 +159,12 @@ class ScrubExecutor:
         if not store_id:
             self._deliver(ended(lost=action.ranks, problem="no store is known"))
             return
-        self._ask(
-            job,
+        self._stores.ask(
+            job.store,
             lambda i: MendCheckpoint(
                 id=i, store_id=store_id, job=job.job, save=save, ranks=list(action.ranks), slots=slots,
                 bytes_per_s=self._bytes_per_s,
             ),
             answer,
+            patience_s=_MEND_S,
         )  # fmt: skip

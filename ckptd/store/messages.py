@@ -36,7 +36,7 @@ from ckptd.shared.protocol.journal import MAX_SEGMENTS
 from ckptd.shared.protocol.publication import MAX_INTENTS, Intent
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
 from ckptd.store.facts import CommitOutcome, Committer, OpenedStore, Scan, Taker
-from ckptd.store.scrub_messages import ScrubRequest, ScrubResult
+from ckptd.store.scrub_messages import MendCheckpoint, ReadBlock, ScrubCheckpoint, ScrubRequest, ScrubResult
 
 VERSION = 7
 DAEMON, WORKER = "the daemon", "its store worker"
@@ -338,6 +338,22 @@ Request = (
 )  # fmt: skip
 Order = Request | UseKey
 Reply = Done | Failed | Progress
+MAIN = ""
+# Requests that nobody waits for. Of each lane one is carried out at a time, in a thread of its own.
+_LANES: dict[type[Request], str] = {
+    PutJournal: "journal",
+    ReadAccount: "account",
+    ReadBlock: "block",
+    ScrubCheckpoint: "scrub",
+    MendCheckpoint: "scrub",
+}
+LANES = frozenset({MAIN, *_LANES.values()})
+
+
+def lane_of(request: Request) -> str:
+    """MAIN: what a save, a load or a session waits for. What hangs in another lane takes no thread from it."""
+    return _LANES.get(type(request), MAIN)
+
 
 _encoder = msgspec.msgpack.Encoder()
 _hello_decoder = msgspec.msgpack.Decoder(Hello)

@@ -32,6 +32,8 @@ from ckptd.store.interface import Store
 from ckptd.store.journal import Here, put_segment, read_journal
 from ckptd.store.messages import (
     DAEMON,
+    LANES,
+    MAIN,
     WORKER,
     Commit,
     Done,
@@ -61,6 +63,7 @@ from ckptd.store.messages import (
     decode_request,
     encode_frame,
     hello_frame,
+    lane_of,
 )
 from ckptd.store.opening import open_store
 from ckptd.store.parity import drain_parity
@@ -68,7 +71,7 @@ from ckptd.store.scrub_messages import MendCheckpoint, ReadBlock, ScrubCheckpoin
 from ckptd.system import failpoints
 from ckptd.system.niceness import Niceness
 
-_THREADS = 6  # requests at once: a hung one leaves five
+_THREADS = 6  # requests of the main lane at once: a hung one leaves five
 _RECEIVE_NBYTES = 1 << 20
 _PROGRESS_PERIOD_S = 0.1
 _PR_SET_PDEATHSIG = 1
@@ -103,7 +106,7 @@ def _step(dirname: str) -> int:
 
 
 class Worker:
-    """Carries out requests of one daemon on one store, several at once.
+    """Carries out requests of one daemon on one store: of the main lane several at once, of each other lane one.
 
     leave: ends the process; called in the thread of a request that has an answer and no daemon to send it to.
     """
@@ -113,7 +116,7 @@ class Worker:
         self._url = url
         self._integrity: Integrity = XXH3  # until the daemon says UseKey
         self._sending = threading.Lock()
-        self._pool = ThreadPoolExecutor(_THREADS)
+        self._pools = {lane: ThreadPoolExecutor(_THREADS if lane == MAIN else 1) for lane in LANES}
 
     def serve(self) -> None:
         """Returns when the daemon closes its end; requests may still be running in threads. Raises ProtocolError."""
@@ -124,7 +127,7 @@ class Worker:
                 if isinstance(request, UseKey):
                     self._integrity = Keyed(request.key)
                 else:
-                    self._pool.submit(self._answer, request)
+                    self._pools[lane_of(request)].submit(self._answer, request)
 
     def _answer(self, request: Request) -> None:
         try:

@@ -6,6 +6,7 @@ from tests.guards.guard import fault_guard as _row
 _MEMORY, _STORE = "ckptd/core/scrub/memory.py", "ckptd/core/scrub/store.py"
 _UNIT = "tests/unit/parity/test_scrub.py::"
 _CORE = "tests/unit/core/nodes/test_scrub.py::"
+_LANES = "tests/unit/store/test_lanes.py::"
 _REQUESTS = "tests/unit/checkpoint/test_scrub_requests.py::"
 
 ROWS = (
@@ -51,6 +52,26 @@ ROWS = (
         "scrub-waits-for-saves-and-drains",
         (Edit(_MEMORY, "        if not self._is_quiet():\n", "        if self._job is None:\n"),),
         (f"{_CORE}test_it_waits_for_saves_drains_and_encodes",),
+    ),
+    Guard(
+        "scrub-has-a-thread-of-its-own",
+        (Edit("ckptd/store/worker.py", "self._pools[lane_of(request)].submit", "self._pools[MAIN].submit"),),
+        (f"{_LANES}test_scrubs_that_hang_take_no_thread_of_a_drain",),
+    ),
+    Guard(
+        "word-of-a-scrub-is-none-of-a-drain",
+        (Edit("ckptd/store/workers.py", "if one is None or one.lane == MAIN:", "if state is not None:"),),
+        (f"{_LANES}test_word_of_a_mend_does_not_hide_a_drain_that_hangs",),
+    ),
+    Guard(
+        "what-hangs-in-a-lane-holds-it",
+        (
+            Edit(
+                "ckptd/store/workers.py", "        if one.lane == MAIN:\n            state.pending.pop",
+                "        if one.request:\n            state.pending.pop",
+            ),
+        ),
+        (f"{_LANES}test_the_worker_is_replaced_after_a_late_one_and_not_under_a_drain",),
     ),
     Guard(
         "a-mend-counts-what-it-reads-and-writes",

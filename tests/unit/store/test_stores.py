@@ -8,8 +8,6 @@ import subprocess
 import threading
 import time
 
-import pytest
-
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.store import worker, worker_link, workers
 from ckptd.store.messages import Commit, Done, Failed, Probe, ScanJob, Space
@@ -17,31 +15,13 @@ from ckptd.store.posix.commit import write_vote
 from ckptd.store.posix.image_writer import make_set
 from ckptd.store.posix.scan import Place
 from ckptd.store.posix.store import PosixStore
-from ckptd.store.workers import Stores
 from ckptd.system.files import FileLayer
-from ckptd.system.niceness import Niceness
 from tests.cluster import wait_for
 from tests.runs import COMMITTER, RUN, SET, give_id
 from tests.signals import resume, stop
 from tests.slots import make_vote, write_slot
 
 LONG_S = 60.0
-
-
-@pytest.fixture
-def make():
-    made = []
-
-    def make(hang_s=LONG_S):
-        made.append(Stores(niceness=Niceness(), hang_s=hang_s))
-        return made[-1]
-
-    yield make
-    for stores in made:
-        for link in stores.links:
-            if link.pid:  # not one that is being started
-                resume(link.pid)
-        stores.close()
 
 
 class Answers(list):
