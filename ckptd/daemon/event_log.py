@@ -93,8 +93,8 @@ def _of_save(name: str, record: Record, seen: _Seen, job: Job, now: float) -> It
 
 def _how(record: Record, now: float) -> dict[str, object]:
     """How much that was, and how long it took: durable since its drain began, else since its first rank had it."""
-    if record.milestone is Milestone.DURABLE and record.drain_since:
-        seconds = now - record.drain_since
+    if record.milestone is Milestone.DURABLE and record.drain_since is not None:
+        seconds = record.drained_s(now)
         return {"bytes": record.nbytes, "seconds": seconds, "bytes_per_s": int(record.nbytes / max(seconds, 1e-6))}
     return {"bytes": record.nbytes, "ranks": len(record.delivered), "seconds": now - record.since}
 

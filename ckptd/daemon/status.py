@@ -241,9 +241,9 @@ def _drain(job: Job, now: float) -> DrainStatus | None:
         record = max(waiting, key=lambda r: r.save, default=None)
     if record is None:
         return None
-    seconds = max(now - record.drain_since, 1e-6)
+    seconds = record.drained_s(now)
     running, last = record.state in ON_STORE_WAY, saves.last_drain
-    rate = done / seconds
+    rate = done / seconds if seconds else 0.0
     expected = rate or (last.bytes_per_s if last is not None else 0.0)
     return DrainStatus(
         save=record.save,

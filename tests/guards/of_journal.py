@@ -68,7 +68,8 @@ ROWS = (
     ),
     play_guard(
         "journal-has-each-durable-save", _CORE,
-        "elif record.drain_since or not incarnation:", "elif not incarnation and record.failures:",
+        "elif record.drain_since is not None or save == self._committed or not incarnation:",
+        "elif not incarnation and record.failures:",
     ),
     play_guard("fetched-segments-have-bytes", "ckptd/core/node/node.py", "nbytes=seal.image_nbytes, ", ""),
     play_guard("journal-has-a-run-to-its-end", _CORE, "elif not sessions.attended:", "elif sessions.departed:"),

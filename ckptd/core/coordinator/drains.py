@@ -255,7 +255,8 @@ class Drains:
         if event.taken_over:
             return [*self._drop_drain(record), *self.superseded_by(event.taken_over)]
         self._failures, began = 0, record.drain_since
-        self._facts.last_drain = LastDrain(record.save, began, now - began, record.nbytes)
+        if began is not None:
+            self._facts.last_drain = LastDrain(record.save, began, now - began, record.nbytes)
         return self._made_durable(record, event.nbytes)
 
     def superseded_by(self, incarnation: int) -> list[Action]:

@@ -55,6 +55,7 @@ class Journal:
         self._reached = (0, -1)  # incarnation and step that ranks reported last by client.step
         self._load_since: float | None = None
         self._tiers = Tiers()  # as the ranks were sent to read last
+        self._committed: SaveId | None = None  # in this turn; what is found on the store is on record before
         self._told: dict[type[ev.Message], Callable[[Any, float], None]] = {
             ev.SaveStaged: self._was_staged,
             ev.SaveProtected: self._was_protected,
@@ -66,6 +67,7 @@ class Journal:
     def follow(self, event: ev.Event | None, actions: Sequence[Action], now: float) -> list[Action]:
         """What to record of a turn of the coordinator. event: that it was about; None: something was due."""
         self._follow_run(event, now)
+        self._committed = event.save if isinstance(event, ev.CommitEnded) else None
         if isinstance(event, ev.StepReached) and not self._over and event.session == self._coordinator.sessions.session:
             self._reached = self._coordinator.sessions.incarnation, event.step
             self._write(log.Steps(at=0, step=event.step), now, event.ago_s)
@@ -217,7 +219,7 @@ class Journal:
             )
             if not (incarnation and expected):
                 self._write(ended, now)
-        elif record.drain_since or not incarnation:  # else it was found, and is on record since it was drained
+        elif record.drain_since is not None or save == self._committed or not incarnation:
             if self._present is None:  # its run ended, and nobody has come since this daemon began
                 self._present = _Present("", save.owner, now, again=True, world_size=max(1, record.world_size))
                 incarnation = 0

@@ -38,7 +38,7 @@ class Record:
     stall_s: float = 0.0  # the longest that a rank was held up for it, as far as they report
     stalls_s: float = 0.0  # of all ranks
     late_nbytes: int = 0  # copied while the training went on
-    drain_since: float = 0.0
+    drain_since: float | None = None  # None: not here: its commit may be made of an earlier coordinator's votes
     first_failure: float | None = None
     failures: int = 0
     commit_failures: int = 0
@@ -116,6 +116,10 @@ class Record:
         if self.protected:
             return Milestone.PROTECTED
         return Milestone.STAGED if self.staged else None
+
+    def drained_s(self, now: float) -> float:
+        """How long its drain has taken here, with its commit; 0: it has none here."""
+        return now - self.drain_since if self.drain_since is not None else 0.0
 
     def lost(self, rank: int, node: str) -> None:
         """The node no longer has the rank's segment."""

@@ -247,7 +247,7 @@ class Saves(Drains):
         open_to_it = record is None or SAVE.takes(record.state, On.VOTES_FOUND)
         if partial.complete and open_to_it and self._facts.active is None:
             record = record or self._facts.record_of(save, 0, now)
-            record.due = True  # it was, in an earlier process of this coordinator
+            record.due, record.drain_since = True, None  # it was, in an earlier process of this coordinator
             return self._commit(record, On.VOTES_FOUND)
         if record is None and save.incarnation < incarnation:
             return [RemovePartial(job=self._job, save=save)]

@@ -20,7 +20,7 @@ class Timings:
         """How long the drain that runs has taken by now; 0 when none does."""
         active = self._facts.active
         record = self._facts.records.get(active) if active is not None else None
-        return now - record.drain_since if record is not None else 0.0
+        return record.drained_s(now) if record is not None else 0.0
 
     def pace(self, now: float) -> PaceStatus:
         """How often a save is due, and how long the store takes for one."""

@@ -221,6 +221,30 @@ def test_what_was_found_in_the_arena_was_staged_at_a_time_that_is_not_known_here
     assert durable.drain_s > 0
 
 
+def test_what_an_earlier_daemon_drained_and_this_one_commits_is_on_record_without_a_time_of_its_drain():
+    job = AJob()
+    job.now = 5000.0
+    for rank in range(2):
+        job.attach(rank, "b")
+    job.scan(partials=(ev.Partial(ONE, complete=True),))
+    job.number(2)
+    job.tick(3.0)
+    assert [one.save for one in job.of(act.Commit)] == [ONE]
+    job.say(ev.CommitEnded(job=KEY, save=ONE, nbytes=20))
+    (durable,) = records(job, log.Durable)
+    assert durable == log.Durable(at=0, counter=1, seconds=0.0, drain_s=0.0, nbytes=20, incarnation=1)
+    assert runs(job) == [(2, False)]
+
+
+def test_what_the_store_has_already_is_on_record_since_it_was_drained():
+    job = AJob()
+    for rank in range(2):
+        job.attach(rank, "b")
+    job.scan(ONE)
+    job.number(2)
+    assert not records(job, log.Durable)
+
+
 def test_bytes_of_a_load_are_those_of_all_ranks_or_not_known():
     job = AJob()
     job.say(ev.SlotAdopted(job=KEY, rank=0, slot="r0-1.slot", capacity=4096, world_size=2, save=ONE, nbytes=10))

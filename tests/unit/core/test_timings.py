@@ -92,3 +92,17 @@ def test_the_pace_of_saves_and_of_the_store():
     pace = timings(job).pace(job.now)
     assert (pace.save_every_s, pace.save_every_steps, pace.drain_s) == (20.0, 10, 40.0)
     assert pace.outrun == 2
+
+
+def test_a_commit_of_votes_that_were_found_says_nothing_of_the_store():
+    """Else the drain would seem to have begun with the node's clock."""
+    job = AJob()
+    job.now = 5000.0
+    job.start()
+    job.scan(partials=(ev.Partial(save(1), complete=True),))
+    job.tick(3.0)
+    assert job.facts.active == save(1)
+    assert timings(job).running_s(job.now) == 0
+    job.say(ev.CommitEnded(job=KEY, save=save(1), nbytes=20))
+    assert job.facts.last_drain is None
+    assert timings(job).pace(job.now).drain_s is None
