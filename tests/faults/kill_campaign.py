@@ -12,12 +12,18 @@ from dataclasses import dataclass, field
 
 from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.ids import JobKey
+from ckptd.shared.format.integrity import XXH3
+from ckptd.shared.protocol import journal as log
+from ckptd.shared.settings.config import Config
+from ckptd.shared.stores.kinds import open_files
+from ckptd.store.journal import read_journal
 from ckptd.store.posix.scan import scan
 from ckptd.system.files import FileLayer
 from tests.cluster import wait_for
 from tests.faults.campaigns import OverdueError, answers, ended_by_signals, no_longer_than
 from tests.faults.disturbing import Disturber
 from tests.faults.event_logs import diary_of, lines_of, told_in
+from tests.faults.journal_claims import MOST_NBYTES, Known, Loaded, lies, nbytes_of_saves
 from tests.faults.kill_plan import EPISODE, HOMES, NODES, RELAYED, Round, rounds
 from tests.faults.nodes.clusters import KB, Cluster, Ranks, Zygote, a_cluster
 from tests.faults.nodes.run_trainer import RUN_TRAINER
@@ -32,6 +38,7 @@ _PAUSE_S = 0.02
 _CALL_S, _WORK_S, _TRAIN_S = 60.0, 15.0, 60.0
 _EPISODE_S = 600
 _FREE_S = 20.0
+KEEP_LAST = Config().keep_last
 
 
 @dataclass
@@ -41,6 +48,7 @@ class Counts:
     disturbances: Counter[str] = field(default_factory=Counter)
     loads: Counter[str] = field(default_factory=Counter)  # by tiers
     told: Counter[str] = field(default_factory=Counter)
+    records: Counter[str] = field(default_factory=Counter)  # of journals, by kind
     moot: int = 0
     strays: int = 0
     findings: list[str] = field(default_factory=list)
@@ -51,6 +59,7 @@ class Counts:
             (self.disturbances, other.disturbances),
             (self.loads, other.loads),
             (self.told, other.told),
+            (self.records, other.records),
         ):
             mine.update(theirs)
         self.moot, self.strays = self.moot + other.moot, self.strays + other.strays
@@ -59,7 +68,7 @@ class Counts:
     def __str__(self) -> str:
         head = f"{self.disturbances.total()} disturbances, {self.loads.total()} loads, "
         lines = [head + f"{len(self.findings)} promises broken"]
-        for name in ("disturbances", "loads", "told"):
+        for name in ("disturbances", "loads", "told", "records"):
             counts = getattr(self, name)
             lines.append(f"{name}: " + (", ".join(f"{key} {counts[key]}" for key in sorted(counts)) or "none"))
         lines.append(f"found nothing to disturb: {self.moot}; stores made where the real one was away: {self.strays}")
@@ -76,6 +85,8 @@ class Episode:
         self._run = 0
         self._first: dict[int, int] = {}  # step of a run
         self._incarnations: dict[int, int] = {}
+        self._known = Known(HOMES, NODES, since=time.time())
+        self._untrue = set[str]()
         self._now = self._before = "begin"
         self.counts = Counts()
 
@@ -106,9 +117,14 @@ class Episode:
             lost = len(self._disturber.lost)
             self._disturber.recover()
             self._hear(stopped=any(d.kind == "stop-rank" for d in one.disturbances))
-            for _ in range(lost):
-                self._promises.node_lost()
+            self._lose(lost)
         self._check_store()
+        self._check_journal()
+
+    def _lose(self, nodes: int) -> None:
+        for _ in range(nodes):
+            self._promises.node_lost()
+        self._known.lost_nodes += nodes
 
     def _ranks(self) -> Ranks:
         self._run += 1
@@ -147,7 +163,11 @@ class Episode:
         elif verdict.found is not None:
             self._promises.loaded(verdict.found, verdict.tiers)
         self._first[self._run] = verdict.found[1] + 1 if verdict.found is not None else 0
-        self._incarnations[self._run] = ranks[0].call("incarnation")
+        number = self._incarnations[self._run] = ranks[0].call("incarnation")
+        found = verdict.found
+        self._known.loads[number] = (
+            Loaded(self._incarnations[found[0]], found[1], Counter(verdict.tiers)) if found is not None else None
+        )
 
     def _saved(self) -> frozenset[Saved]:
         """Of each run the steps that some rank began to save: at most one more than was noted."""
@@ -168,6 +188,51 @@ class Episode:
             elif isinstance(word, dict) and word["stall_s"] > SAVE_TIMEOUT_S + _SLACK_S and not stopped:
                 self._find("stall", f"rank {rank}, step {word['step']}: {word['stall_s']:.1f} s")
 
+    def _check_journal(self) -> list[log.Entry]:
+        """Whatever is on record is true."""
+        found = read_journal(open_files(f"{self._cluster.store}/{JOB}", XXH3))
+        committed = scan(FileLayer(), JobKey(self._cluster.store, JOB)).committed
+        stored = {(one.committed.save.incarnation, one.committed.save.counter) for one in committed}
+        for run, number in self._incarnations.items():
+            self._known.steps.setdefault(number, set()).update(self._saved_by_all(run))
+        for text in lies(found.entries, self._known, stored, KEEP_LAST, time.time()):
+            if text not in self._untrue:
+                self._untrue.add(text)
+                self._find("untrue", text)
+        if found.damaged:
+            self._find("damaged", f"{found.damaged} records of the journal")
+        return found.entries
+
+    def _saved_by_all(self, run: int) -> range:
+        """Steps that each rank may have saved: one more than it noted."""
+        last = dict.fromkeys(range(len(HOMES)), self._first[run] - 1)
+        for _, rank, word in lines_of(self._cluster.directory, run):
+            last[rank] = max(last[rank], word["step"] if isinstance(word, dict) else word[0])
+        return range(self._first[run], min(last.values()) + 2)
+
+    def _check_whole_journal(self) -> None:
+        """Of the last run, which nothing disturbed, all is on record; and no save takes much room there."""
+        number = self._incarnations[self._run]
+        self._known.closed.add(number)
+        wanted = {"Staged", "Protected", "Durable", "RunEnded"} | ({"Restored"} if self._known.loads[number] else set())
+        kinds = set[str]()
+
+        def there() -> bool:
+            kinds.clear()
+            kinds.update(_kinds_of_run(self._check_journal(), number))
+            return wanted <= kinds
+
+        try:
+            wait_for(there, _FREE_S)
+        except AssertionError:
+            self._find("silent", f"the journal lacks {wanted - kinds} of incarnation {number}")
+        entries = self._check_journal()
+        nbytes, saves = nbytes_of_saves(entries)
+        if nbytes > MOST_NBYTES * saves:
+            self._find("large", f"{saves} saves have {nbytes} bytes of records")
+        self.counts.records.update(type(entry).__name__ for entry in entries)
+        self.counts.records["bytes of saves"] += nbytes
+
     def _check_store(self) -> None:
         """What is durable lies there, or something newer."""
         if (durable := self._promises.durable) is None or durable[0] not in self._incarnations:
@@ -181,7 +246,7 @@ class Episode:
         """All nodes are lost, the store has what is durable; what the job saves then leaves nothing in memory."""
         for name in NODES:
             self._cluster.replace(name)
-            self._promises.node_lost()
+            self._lose(1)
         ranks = self._ranks()
         if self._connect(ranks):
             self._load(ranks)
@@ -191,6 +256,7 @@ class Episode:
                 wait_for(lambda: not any(node.slots() for node in self._cluster.nodes.values()), _FREE_S)
             except AssertionError:
                 self._find("leak", f"slots are left: {[node.slots() for node in self._cluster.nodes.values()]}")
+            self._check_whole_journal()
         ranks.kill()
         if problems := verify_path(os.path.join(self._cluster.store, JOB)).problems:
             self._find("damaged", str(problems))
@@ -198,6 +264,15 @@ class Episode:
 
     def _find(self, kind: str, text: str) -> None:
         self.counts.findings.append(f"{kind}: {self._name}, in {self._now}, after {self._before}: {text}")
+
+
+def _kinds_of_run(entries: list[log.Entry], incarnation: int) -> set[str]:
+    found, now = set[str](), 0
+    for entry in entries:
+        now = entry.incarnation if isinstance(entry, log.RunBegan) else now
+        if now == incarnation:
+            found.add(type(entry).__name__)
+    return found
 
 
 def episode(seed: int, count: int, zygote: Zygote) -> Counts:

@@ -3,10 +3,14 @@
 import time
 
 import pytest
+from msgspec.structs import replace
 
+from ckptd.shared.protocol import journal as log
+from ckptd.shared.protocol.messages import End
 from tests.faults.campaigns import Answer, OverdueError, no_longer_than
 from tests.faults.event_logs import Told, diary_of, lines_of, told_in
 from tests.faults.history_plan import NODES, RANKS, history
+from tests.faults.journal_claims import Known, Loaded, lies, nbytes_of_saves
 from tests.faults.kill_plan import HOMES, KINDS, rounds
 from tests.faults.promises import Promises
 from tests.faults.verdicts import Facts, judge
@@ -151,3 +155,56 @@ def test_a_diary_that_was_cut_short_is_read_up_to_there(tmp_path):
 def test_what_takes_too_long_is_ended():
     with pytest.raises(OverdueError), no_longer_than(0.05):
         time.sleep(10)
+
+
+# --- journals
+
+RUN = log.RunBegan(at=10.0, incarnation=4, run=b"r" * 16, world_size=4, nodes=3, coordinator="a")
+STAGED = log.Staged(at=11.0, counter=2, step=8, nbytes=100, seconds=0.5)
+DURABLE = log.Durable(at=13.0, counter=2, seconds=2.0, drain_s=1.0, nbytes=100)
+OLDER = replace(DURABLE, counter=9, incarnation=3)
+SKIPPED = log.Ended(at=14.0, counter=3, step=9, end=End.SKIPPED, reason="no slot")
+RESTORED = log.Restored(at=10.5, incarnation=3, counter=9, step=7, seconds=0.1, tiers={"arena": 3, "pfs": 1})
+LOST = log.Lost(at=15.0, node="a", what="ranks", ranks=2)
+ENDED = log.RunEnded(at=16.0, how="lost")
+TRUE = [RUN, RESTORED, OLDER, STAGED, log.Protected(at=12.0, counter=2, seconds=1.0), DURABLE, SKIPPED, LOST, ENDED]
+
+
+def told_of(entries, stored=((3, 9), (4, 2))):
+    known = Known(HOMES, "abc", since=9.0, steps={3: {7}, 4: {8, 9}}, loads={4: Loaded(3, 7, {"arena": 3, "pfs": 1})})
+    return lies(entries, known, frozenset(stored), 2, now=20.0)
+
+
+def test_a_journal_that_is_true_has_no_lies():
+    assert told_of(TRUE) == []
+    assert told_of([*TRUE, replace(DURABLE, counter=1)], stored=[(4, 2), (4, 3)]) == [], "retention has removed that"
+    nbytes, saves = nbytes_of_saves(TRUE)
+    assert saves == 3
+    assert 0 < nbytes < 200 * saves
+
+
+UNTRUE = {
+    "a save that nobody saved": replace(STAGED, counter=5, step=10),
+    "a save of a run that saved nothing": replace(OLDER, incarnation=2),
+    "two steps of one save": replace(STAGED, step=9),
+    "durable, and not on the store": replace(DURABLE, counter=4),
+    "ended as durable": replace(SKIPPED, end=End.DURABLE),
+    "another checkpoint than the ranks got": replace(RESTORED, incarnation=4, step=8),
+    "ranks read elsewhere": replace(RESTORED, tiers={"arena": 4}),
+    "a run that was killed has closed": replace(ENDED, how="closed"),
+    "more ranks than the node has": replace(LOST, ranks=3),
+    "a node that is none of the job's": replace(LOST, node="d"),
+    "an arena that nobody lost": replace(LOST, what="arena", ranks=0),
+    "before it began": replace(STAGED, at=1.0),
+    "later than now": replace(STAGED, at=21.0),
+    "of another job": replace(RUN, world_size=2),
+}
+
+
+@pytest.mark.parametrize("untrue", UNTRUE.values(), ids=UNTRUE)
+def test_a_record_that_is_not_true_is_noticed(untrue: log.Entry):
+    assert len(told_of([*TRUE, untrue])) == 1
+
+
+def test_a_record_before_any_run_is_noticed():
+    assert told_of([STAGED]) != []
