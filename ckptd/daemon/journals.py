@@ -149,6 +149,7 @@ class Journals:
         )
         if segment is None or not segment.open or segment.nbytes >= SEGMENT_NBYTES or not goes_on:
             segment = self._next(journal, began, again=began.again or goes_on)
+        self._bound(journal)  # this record says what went
         records: list[Entry] = [entry]
         if segment.is_empty:
             records.insert(0, replace(began, at=entry.at if segment.again else began.at, again=segment.again))
@@ -159,7 +160,6 @@ class Journals:
         segment.nbytes += len(data)
         segment.records += sum(map(_records, records))
         journal.missing = 0
-        self._bound(journal)
 
     def _next(self, journal: _Journal, began: RunBegan, *, again: bool) -> _Segment:
         """A new segment, of this run."""

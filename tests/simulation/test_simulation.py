@@ -84,6 +84,13 @@ def test_what_a_node_says_for_a_save_does_not_grow_with_the_job():
     assert many.most_nbytes <= 1.05 * few.most_nbytes  # names and numbers get a digit
 
 
+def test_a_save_takes_as_much_of_the_journal_whatever_the_number_of_nodes():
+    one, few, many = (growth.measure(nodes, set_size=4).journal_nbytes for nodes in (1, 4, 32))
+    assert 0 < one < few, "one node has no redundancy: nothing becomes protected"
+    assert few <= many <= few + 8, "a number of more digits, and no more"
+    assert many <= 200
+
+
 # --- a simulator that finds nothing proves nothing: cores that break a promise, each of which it must notice
 
 

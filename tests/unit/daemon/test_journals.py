@@ -238,6 +238,22 @@ def test_a_store_that_hangs_has_one_request_and_costs_the_oldest_records(parts):
     assert parts.steps[-1] == total - 1, "the newest are there"
 
 
+def test_no_record_goes_without_a_word_for_the_last_one(parts, monkeypatch):
+    """There is no next one that could say so."""
+    monkeypatch.setattr(module, "SEGMENT_NBYTES", LARGE_NBYTES)
+    parts.worker.hangs = True
+    for _ in range(4):
+        parts.keep(LARGE)
+    (journal,) = parts.journals._journals.values()
+    monkeypatch.setattr(module, "MAX_KEPT_NBYTES", sum(segment.nbytes for segment in journal.segments))
+    parts.keep(log.RunEnded(at=0, how="closed"))
+    parts.worker.go_on()
+    for _ in range(5):
+        parts.after(FLUSH_S)
+    missing = sum(entry.records for entry in parts.read if isinstance(entry, log.Missing))
+    assert missing + sum(isinstance(entry, log.Problem) for entry in parts.read) == 4
+
+
 def test_an_arena_without_room_costs_records_and_says_how_many(parts, monkeypatch):
     parts.keep()
     append = module.JournalFile.append
