@@ -30,6 +30,9 @@ _STORE = (
     act.Commit,
     act.RemoveCheckpoint,
     act.RemovePartial,
+    act.CopyBlock,
+    act.ScrubPiece,
+    act.Mend,
 )
 _WITH_PATIENCE = (act.TakeIncarnation, act.ScanStore)
 _PATIENCE_S = 10.0
@@ -287,6 +290,7 @@ class ActionExecutor:
             machine.arena.make_room(seal.content_nbytes + 8192)
             slot = machine.arena.allocate(job, action.rank, seal.content_nbytes + 8192)
             machine.arena.put_seal(job, slot, seal)
+        self._world.scrubs.rebuilt(machine, job, slot)
         return slot.name, seal
 
     def _pull(self, machine: Machine, action: act.PullSegments) -> tuple[dict[int, str], dict[int, str]]:
@@ -372,6 +376,29 @@ class ActionExecutor:
     def _remove_partial(self, machine: Machine, action: act.RemovePartial) -> None:
         self._world.store(action.job).remove_partial(action.save)
 
+    def _scrub(self, machine: Machine, action: act.Action) -> dict[str, Any]:
+        scrubs = self._world.scrubs
+        match action:
+            case act.ScrubBlock():
+                return scrubs.block(machine, action)
+            case act.CopyBlock():
+                return scrubs.copy(machine, action)
+            case act.ScrubPiece():
+                return scrubs.piece(machine, action)
+            case act.Mend():
+                return scrubs.mend(machine, action)
+        raise AssertionError(action)
+
+
+def _scrubbed(kind: type[Any], *named: str, **failed: Any) -> Callable[[Any, str, Any], list[Any]]:
+    """Of a scrub. named: fields of the action that its event has too. failed: its fields when it failed."""
+
+    def made(action: Any, problem: str, found: Any) -> list[Any]:
+        said = {name: getattr(action, name) for name in ("job", "save", *named)}
+        return [make(kind, **said, **(failed | {"problem": problem} if problem else found))]
+
+    return made
+
 
 def _allocated(action: act.AllocateSlots, problem: str, found: Any) -> list[Any]:
     job, rank = action.job, action.rank
@@ -439,6 +466,7 @@ _EFFECTS: dict[type[Any], Any] = {
     act.WriteVote: None, act.PullSegments: ActionExecutor._pull,
     act.TakeIncarnation: ActionExecutor._take, act.ScanStore: ActionExecutor._scan, act.Commit: ActionExecutor._commit,
     act.RemoveCheckpoint: ActionExecutor._remove, act.RemovePartial: ActionExecutor._remove_partial,
+    **dict.fromkeys((act.ScrubBlock, act.CopyBlock, act.ScrubPiece, act.Mend), ActionExecutor._scrub),
 }  # fmt: skip
 _EVENTS: dict[type[Any], Callable[[Any, str, Any], list[Any]]] = {
     act.AllocateSlots: _allocated,
@@ -471,4 +499,8 @@ _EVENTS: dict[type[Any], Callable[[Any, str, Any], list[Any]]] = {
         make(ev.CheckpointRemoved, job=a.job, save=a.save, problem=problem, pinned=not problem and not gone)
     ],
     act.RemovePartial: lambda *_: [],
+    act.ScrubBlock: lambda a, _, found: [make(ev.BlockScrubbed, job=a.job, name=a.name, save=a.save, **found)],
+    act.CopyBlock: _scrubbed(ev.BlockCopied, "name"),
+    act.ScrubPiece: _scrubbed(ev.PieceScrubbed),
+    act.Mend: lambda a, problem, found: _scrubbed(ev.MendEnded, lost=a.ranks)(a, problem, found),
 }

@@ -12,6 +12,7 @@ _USUAL_S: dict[type[act.Action], float] = {
     act.PullSegments: 0.2,
     act.TakeIncarnation: 0.01, act.ScanStore: 0.02, act.WriteVote: 0.02, act.Commit: 0.05,
     act.RemoveCheckpoint: 0.05, act.RemovePartial: 0.05,
+    act.ScrubBlock: 0.05, act.CopyBlock: 0.1, act.ScrubPiece: 0.2, act.Mend: 0.2,
 }  # fmt: skip
 
 

@@ -40,6 +40,8 @@ class Journals:
                 saves = self._saves(action, entry.incarnation, entry.counter)
                 assert any(self._is_durable(action.job, s) or self._truth(action, s).ever_whole for s in saves)
                 assert sum(entry.tiers.values()) == began.world_size, f"{entry} of {began}"
+            case log.Damaged():
+                self._world.scrubs.on_record(entry)
             case log.RunEnded(how="closed" | "lost"):
                 self._over(machine, action)
 

@@ -120,6 +120,7 @@ def examine(world: World) -> None:
     """
     world.chaos.stop()
     world.rare.stop()
+    world.scrubs.stop()
     world.network.heal()
     world.network.bad_weather = False
     for store in world.stores.values():

@@ -1,10 +1,12 @@
 """Short plays of the simulator; campaigns (make simulate) play the long ones."""
 
 import collections
+import dataclasses
 import os
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from ckptd.core import actions as act
@@ -16,13 +18,14 @@ from ckptd.core.coordinator.restores import Restores
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.node.node import JobNode
 from ckptd.core.node.pulled import PulledSegments
+from ckptd.core.scrub.memory import MemoryScrub
 from ckptd.shared.format.schemes import Scheme
 from tests import states
 from tests.long_form import in_long
 from tests.simulation import effects, growth
 from tests.simulation.run import BrokenError, examine, play
 from tests.simulation.shared import once_in_all
-from tests.simulation.world import World
+from tests.simulation.world import POLICY, World
 
 LONG = {1: range(10), 3: range(14), 4: range(100, 110), 8: range(200, 206)}
 SHORT = {1: (0, 1, 2, 8), 3: range(8), 4: (100, 102, 106), 8: (200, 204)}  # without a guard of the core some fail
@@ -56,6 +59,36 @@ def test_no_promise_is_broken_by_rare_faults(rarities):
 
 def test_the_same_seed_is_the_same_play_with_rare_faults_too(rarities):
     assert play(RARE_SEEDS[0], nodes=4, rare_every_s=10.0).fingerprint == rarities[0].fingerprint
+
+
+SCRUBS = dataclasses.replace(
+    POLICY, scrub_memory=1 << 30, scrub_memory_every_s=20.0, scrub_store=1 << 30, scrub_store_every_s=60.0
+)
+
+
+@pytest.mark.parametrize("seed", [30, 33, *in_long(*range(34, 44))])
+def test_scrubs_beside_all_faults_find_bits_that_flipped_and_nothing_else(seed):
+    play(seed, nodes=4, policy=SCRUBS)
+    outcome = play(seed, nodes=4, scheme="xor", policy=SCRUBS, flip_every_s=5.0)
+    assert outcome.counts["bits flipped in memory"] > 0
+
+
+@pytest.mark.parametrize(("scheme", "mended"), [("xor", "the parity of its set"), ("none", "the store")])
+def test_flipped_bits_are_made_good(scheme, mended):
+    quiet = {"fault_every_s": 0.0, "think_s": 60.0, "seconds": 2000.0}
+    outcome = play(30, nodes=4, scheme=scheme, policy=SCRUBS, flip_every_s=9.0, **quiet)
+    found = {name for name in outcome.counts if name.startswith("scrubs: ")}
+    assert found >= {f"scrubs: arena made good from {mended}", "scrubs: pfs made good from memory"}
+
+
+def is_afraid(self, event, now, _scrubbed=MemoryScrub.scrubbed):
+    return _scrubbed(self, msgspec.structs.replace(event, damage="a ghost"), now)
+
+
+def test_a_core_that_raises_an_alarm_for_nothing_is_caught(monkeypatch):
+    monkeypatch.setattr(MemoryScrub, "scrubbed", is_afraid)
+    with pytest.raises(BrokenError, match="no bit of this flipped"):
+        play(30, nodes=4, policy=SCRUBS, fault_every_s=0.0, think_s=60.0)
 
 
 def test_a_play_without_faults_reaches_everything():
@@ -220,7 +253,7 @@ def test_a_failure_says_how_to_play_it_again(monkeypatch):
 def test_a_play_counts_the_rows_of_the_cores_tables():
     rows = play(7, nodes=4, scheme="xor", fault_every_s=0.0, seconds=30.0).rows
     assert rows.keys() <= {states.name_of(name, *row) for name, table in states.TABLES.items() for row in table.rows()}
-    scrubs = {"memory scrub", "store scrub"}  # tests/property has them; no play lasts so long
+    scrubs = {"memory scrub", "store scrub"}  # unless a daemon is told to
     assert {name.partition(":")[0] for name in rows} == set(states.TABLES) - scrubs
 
 

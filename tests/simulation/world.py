@@ -26,6 +26,7 @@ from tests.simulation.machine import Machine
 from tests.simulation.network import Network
 from tests.simulation.promises import Promises
 from tests.simulation.rare import Rare
+from tests.simulation.scrubs import Scrubs
 from tests.simulation.store import Store
 from tests.simulation.wire import Wire
 
@@ -64,6 +65,7 @@ class World:
         relaid: float = 0.15,
         compound: float = 0.0,
         rare_every_s: float = 0.0,
+        flip_every_s: float = 0.0,
         costs: Costs | None = None,
     ) -> None:
         self.seed = seed
@@ -103,6 +105,7 @@ class World:
         self.stores: dict[JobKey, Store] = {}
         self.chaos = Chaos(self, every_s=fault_every_s, reshape=0.15, compound=compound)
         self.rare = Rare(self, rare_every_s)
+        self.scrubs = Scrubs(self, flip_every_s)
         self._idents = 0
         self._names = nodes
         for index in range(nodes):
@@ -126,6 +129,7 @@ class World:
             self.clock.after(1.0, launcher.start)
         self.chaos.begin()
         self.rare.begin()
+        self.scrubs.begin()
 
     def run(self, seconds: float) -> None:
         """So much virtual time passes."""
