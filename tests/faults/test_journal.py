@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.protocol import journal as log
 from ckptd.shared.stores.kinds import open_files
 from ckptd.store.journal import read_journal
+from ckptd.store.posix.scan import scan
+from ckptd.system.files import FileLayer
 from tests.cluster import Node, wait_for
 from tests.faults.mounts import FuseStore, mounted, needs_fuse, needs_root
 from tests.faults.ranks import JOB, MB, Ranks, told
@@ -62,6 +65,17 @@ def durable(found: list[log.Entry]) -> list[int]:
     counters = [entry.counter for entry in found if isinstance(entry, log.Durable)]
     assert len(set(counters)) == len(counters)
     return counters
+
+
+def durable_places(found: list[log.Entry]) -> set[tuple[int, int]]:
+    """Incarnation and counter of each save that is durable on record."""
+    places, incarnation = set[tuple[int, int]](), 0
+    for entry in found:
+        if isinstance(entry, log.RunBegan):
+            incarnation = entry.incarnation
+        elif isinstance(entry, log.Durable):
+            places.add((entry.incarnation or incarnation, entry.counter))
+    return places
 
 
 def nothing_left(node: Node) -> None:
@@ -152,6 +166,8 @@ def tells_both_runs(store: str, *steps: int) -> None:
     assert [entry.step for entry in found if isinstance(entry, log.Staged)] == list(steps)
     assert [how for how in ends(store) if how != "loaded"] == ["lost", "closed"], "a drain may end before the load"
     assert [entry.step for entry in found if isinstance(entry, log.Restored)] == [steps[-2]]
+    saves = [one.committed.save for one in scan(FileLayer(), JobKey(store, JOB)).committed]
+    assert durable_places(found) <= {(save.incarnation, save.counter) for save in saves}, "nothing was removed"
 
 
 def go_on(node: Node, last: int) -> None:
@@ -166,7 +182,7 @@ def go_on(node: Node, last: int) -> None:
 @needs_fuse
 def test_a_store_that_hangs_costs_no_save_and_gets_the_journal_when_it_answers(tmp_path: Path):
     with FuseStore(str(tmp_path)) as fuse, told(fuse.path, logs=str(tmp_path)) as node:
-        node.start("--store-timeout-s", "1.5")
+        node.start("--store-timeout-s", "1.5", "--keep-last", "4")
         with Ranks(node) as ranks:
             ranks.call("connect")
             save(ranks, 10)
@@ -187,7 +203,7 @@ def test_a_store_that_refuses_to_be_written_costs_no_save(tmp_path: Path, fault:
         mounted(str(store), "-t", "tmpfs", "-o", f"size={STORE_NBYTES}", "tmpfs"),
         told(str(store), logs=str(tmp_path)) as node,
     ):
-        node.start()
+        node.start("--keep-last", "4")
         hog = store / "hog"
         with Ranks(node) as ranks:
             ranks.call("connect")

@@ -1,9 +1,11 @@
 """Guards of a job's journal: what a daemon that is killed, or a store that fails, may not cost."""
 
+from tests.guards.guard import Edit, Guard, nodes_guard, play_guard
 from tests.guards.guard import fault_guard as _row
-from tests.guards.guard import nodes_guard, play_guard
 
 _JOURNALS, _CORE = "ckptd/daemon/journals.py", "ckptd/core/coordinator/journal.py"
+_UNIT, _BOUND = "tests/unit/", "        self._bound(journal)"
+_VOTES = "test_what_an_earlier_daemon_drained_and_this_one_commits_is_on_record_without_a_time_of_its_drain"
 
 ROWS = (
     _row(
@@ -72,5 +74,20 @@ ROWS = (
         "elif not incarnation and record.failures:",
     ),
     play_guard("fetched-segments-have-bytes", "ckptd/core/node/node.py", "nbytes=seal.image_nbytes, ", ""),
+    play_guard(
+        "journal-has-no-other-end-as-durable", _CORE,
+        "if order.end is not End.DURABLE:", "if order.end is End.ABANDONED:",
+    ),
+    Guard(
+        "a-commit-of-votes-that-were-found-is-on-record",
+        (Edit(_CORE, "record.drain_since is not None or save == self._committed or not", "record.drain_since or not"),),
+        (f"{_UNIT}core/test_journal.py::{_VOTES}",),
+    ),
+    Guard(
+        "a-record-says-what-went-for-it",
+        (Edit(_JOURNALS, f"{_BOUND}  # this record says what went\n", ""),
+         Edit(_JOURNALS, "        journal.missing = 0\n", "        journal.missing = 0\n" + _BOUND + "\n")),
+        (f"{_UNIT}daemon/test_journals.py::test_no_record_goes_without_a_word_for_the_last_one",),
+    ),
     play_guard("journal-has-a-run-to-its-end", _CORE, "elif not sessions.attended:", "elif sessions.departed:"),
 )  # fmt: skip

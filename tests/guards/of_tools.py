@@ -136,6 +136,21 @@ _CAMPAIGNS = (
         'raise OverdueError(f"took', 'str(f"took',
         "campaign_parts.py::test_what_takes_too_long_is_ended",
     ),
+    _row(
+        "a-record-of-what-the-store-lacks-is-a-finding", f"{FAULTS}journal_claims.py",
+        "place not in self._stored and place > self._kept_from:", "False:",
+        "campaign_parts.py::test_a_record_that_is_not_true_is_noticed",
+    ),
+    _row(
+        "what-retention-has-removed-was-there", f"{FAULTS}journal_claims.py",
+        "place not in self._stored and place > self._kept_from:", "place not in self._stored:",
+        "campaign_parts.py::test_a_journal_that_is_true_has_no_lies",
+    ),
+    _row(
+        "a-record-belongs-to-a-run", f"{FAULTS}journal_claims.py",
+        '                yield f"of no run: {entry}"\n', "                continue\n",
+        "campaign_parts.py::test_a_record_before_any_run_is_noticed",
+    ),
 )  # fmt: skip
 
 _REAL_NODES = (
