@@ -27,7 +27,7 @@ class Output(Advice, frozen=True, kw_only=True):
 
 @click.command(epilog=common.example("ckptd advise llama-7b", "ckptd advise --mtbf 3h /scratch/$USER/ckpt/llama-7b"))
 @journals.target
-@click.option("--mtbf", metavar="DURATION", help="Mean time between failures.  [as the journal has it]")
+@click.option("--mtbf", metavar="DURATION", help="Mean time between failures, without restarts.  [as in the journal]")
 @common.json_option
 def command(target: str, store: str | None, mtbf: str | None, as_json: bool) -> int:
     """Show how often JOB should save and drain, and what other intervals would cost.
@@ -69,14 +69,14 @@ def sentences(advice: Advice) -> list[str]:
     """What to do, what it was computed from, and what to keep in mind."""
     best, now = advice.best, advice.now
     each = "each save" if best.drain_saves == 1 else f"one save of {best.drain_saves}"
-    setting = advice.drain_every if best.drain_saves == 1 else repr(advice.drain_every)
     lost = f"stalls {percent(best.stalls)}, repeated steps {percent(best.repeated)}"
     lines = [
-        f"save every {_interval(best)}, drain {each}: connect(drain_every={setting})",
+        f"save every {_interval(best)}, drain {each}: connect(drain_every={advice.drain_every})",
         f"checkpoints then take {percent(best.checkpoints)} of the time: {lost}; restarts {percent(best.restarts)}",
     ]
-    if now is not None and now.steps != best.steps:
-        lines.append(f"now: every {_interval(now)}, checkpoints take {percent(now.checkpoints)}")
+    if now is not None and (now.steps, now.drain_saves) != (best.steps, best.drain_saves):
+        seldom = f", one of {now.drain_saves} drained" if now.drain_saves > 1 else ""
+        lines.append(f"now: every {_interval(now)}{seldom}, checkpoints take {percent(now.checkpoints)}")
     return [*lines, *_measured(advice), *(f"note: {note}" for note in advice.notes)]
 
 

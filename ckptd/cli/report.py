@@ -31,7 +31,11 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 @click.command(epilog=common.example("ckptd report llama-7b -o report.html"))
 @journals.target
 @click.option("-o", "--output", required=True, metavar="FILE", help="The page; a file there is replaced. -: stdout.")
-@click.option("--mtbf", metavar="DURATION", help="Mean time between failures, for the advice.  [as the journal has it]")
+@click.option(
+    "--mtbf",
+    metavar="DURATION",
+    help="Mean time between failures, without restarts, for the advice.  [as in the journal]",
+)
 @common.json_option
 def command(target: str, store: str | None, output: str, mtbf: str | None, as_json: bool) -> int:
     """Write a page about JOB: its runs, stalls, drains, losses, goodput, and how often to save.

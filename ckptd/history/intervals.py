@@ -68,21 +68,22 @@ def drain_every_s(drain_s: float, save_s: float) -> float:
     return max(save_s, ROOM * drain_s)
 
 
-def choice(costs: Costs, mtbf_s: float, steps: int) -> Choice:
-    """What it costs to save every so many steps, and to drain as often as the store keeps up with."""
+def drain_saves(costs: Costs, period_s: float) -> int:
+    """Saves from one drain to the next, of saves each period_s, that the store keeps up with."""
+    return max(1, math.ceil(drain_every_s(costs.drain_s, period_s) / period_s - 1e-9))
+
+
+def choice(costs: Costs, mtbf_s: float, steps: int, saves: int = 0) -> Choice:
+    """What it costs to save every so many steps, and to drain one of so many saves; 0: as the store keeps up with."""
     train_s = steps * costs.step_s
     period_s = train_s + costs.stall_s
-    saves = max(1, math.ceil(drain_every_s(costs.drain_s, period_s) / period_s - 1e-9))
-    kept = period_s * _usable_periods(period_s, costs.usable_s, mtbf_s)  # of the time between two failures
-    stored = max(0.0, mtbf_s - (saves * period_s / 2 + costs.usable_s + costs.drain_s))
-    kept = (1 - costs.store_share) * kept + costs.store_share * min(kept, stored)
-    whole = mtbf_s + costs.restart_s
-    ettr = kept / whole * train_s / period_s
-    repeated, restarts = (mtbf_s - kept) / whole, costs.restart_s / whole
-    stalls = 1 - ettr - repeated - restarts
+    saves = saves or drain_saves(costs, period_s)
+    kept_s, whole_s = _kept_s(costs, mtbf_s, period_s, saves), mtbf_s + costs.restart_s
+    ettr, stalls = (kept_s / whole_s * part_s / period_s for part_s in (train_s, costs.stall_s))
+    repeated = (mtbf_s - kept_s) / whole_s
     return Choice(
         steps=steps, seconds=period_s, drain_saves=saves, drain_seconds=saves * period_s, stalls=stalls,
-        repeated=repeated, restarts=restarts, checkpoints=stalls + repeated, ettr=ettr,
+        repeated=repeated, restarts=costs.restart_s / whole_s, checkpoints=stalls + repeated, ettr=ettr,
     )  # fmt: skip
 
 
@@ -104,11 +105,23 @@ def best(costs: Costs, mtbf_s: float) -> Choice:
     return max((choice(costs, mtbf_s, steps) for steps in range(low, high + 1)), key=lambda one: one.ettr)
 
 
-def table(costs: Costs, mtbf_s: float, *others: int) -> list[Choice]:
-    """Choices around the best one, by powers of two, and those of other numbers of steps; in order."""
+def table(costs: Costs, mtbf_s: float, *others: Choice) -> list[Choice]:
+    """Choices around the best one, by powers of two, and others; in order."""
     middle, least = best(costs, mtbf_s).steps, least_steps(costs)
-    steps = {max(least, round(middle * 2.0**power)) for power in range(-3, 4)} | {n for n in others if n >= 1}
-    return [choice(costs, mtbf_s, number) for number in sorted(steps)]
+    steps = {max(least, round(middle * 2.0**power)) for power in range(-3, 4)}
+    found = {*(choice(costs, mtbf_s, number) for number in steps), *others}
+    return sorted(found, key=lambda one: (one.steps, one.drain_saves))
+
+
+def _kept_s(costs: Costs, mtbf_s: float, period_s: float, saves: int) -> float:
+    """Of the time between two failures, on average, what no restart takes back. docs/history.md has the formula."""
+    memory_s = period_s * _usable_periods(period_s, costs.usable_s, mtbf_s)
+    first_s = period_s + costs.usable_s + costs.drain_s  # the first save of a run is drained, then one of so many
+    drained = math.exp(-first_s / mtbf_s)  # the share of runs that put something on the store
+    store_s = period_s * drained + saves * period_s * _usable_periods(saves * period_s, first_s, mtbf_s)
+    lasting = drained + costs.store_share * (1 - drained)
+    share = drained / lasting if lasting else 1.0  # of what memory has more, that was drained before it was needed
+    return min(mtbf_s, store_s + (1 - costs.store_share) * (memory_s - store_s) * share)
 
 
 def _usable_periods(period_s: float, usable_s: float, mtbf_s: float) -> float:
