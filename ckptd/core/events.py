@@ -72,7 +72,8 @@ class RankAttached(Event, frozen=True, kw_only=True):
 class SegmentStaged(FromRank, frozen=True, kw_only=True):
     """The rank sealed its whole segment in a slot. The caller has checked the seal against this.
 
-    ``late``: what verifies its late copies, for the status of this node. ``stall_s``, ``late_nbytes``: as in HandOver.
+    ``late``: what verifies its late copies, for the status of this node. ``stall_s``, ``late_nbytes``, ``late_s``: as
+    in HandOver.
     """
 
     world_size: int
@@ -84,6 +85,7 @@ class SegmentStaged(FromRank, frozen=True, kw_only=True):
     late: str = ""
     stall_s: float = 0.0
     late_nbytes: int = 0
+    late_s: float = 0.0
 
 
 class SlotsAsked(FromRank, frozen=True, kw_only=True):

@@ -163,6 +163,7 @@ class RankGateway:
             late=request.late,
             stall_s=request.stall_s,
             late_nbytes=request.late_nbytes,
+            late_s=request.late_s,
         )
 
     def _keep(self, job: JobKey, save: SaveId, to: Publication) -> None:

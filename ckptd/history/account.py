@@ -35,7 +35,7 @@ _MOST_ENTRIES: Final = 8 * CHUNK
 
 
 class _Save(msgspec.Struct):
-    """staged_s: since its first rank, until it was staged. end: the last one that it came to."""
+    """staged_s: since its first rank's training went on, until it was staged. end: the last one that it came to."""
 
     staged_s: float = 0.0
     end: str = ""

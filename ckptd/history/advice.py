@@ -21,7 +21,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """Intervals for a job. Shares are of the wall time, in the long run."""
 
     costs: Costs
-    stage_s: float  # a save until it is staged on all ranks
+    stage_s: float  # after the stall, until it is staged on all ranks
     protect_s: float | None  # after that; None: no redundancy, or none was measured
     mtbf_s: float  # of running: what a restart takes is not in it
     mtbf_from: str  # "given", "journal", "none": no failure so far, the time that was seen without one

@@ -34,7 +34,7 @@ class Save(msgspec.Struct, kw_only=True):
     step: int
     at: float  # staged on all ranks, or what it ended by
     nbytes: int = 0
-    staged_s: float | None = None  # since its first rank
+    staged_s: float | None = None  # since the training of its first rank went on
     stall_s: float = 0.0  # the longest of a rank's
     mean_stall_s: float = 0.0
     late_nbytes: int = 0
@@ -48,7 +48,7 @@ class Save(msgspec.Struct, kw_only=True):
 
     @property
     def began(self) -> float:
-        """When its first rank was known to have staged it."""
+        """When the training of its first rank went on."""
         return self.at - (self.staged_s or 0.0)
 
 

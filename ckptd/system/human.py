@@ -2,8 +2,9 @@
 
 from ckptd.shared.base.wording import ranges
 from ckptd.system.units import format_size as size
+from ckptd.system.units import size_unit
 
-__all__ = ["counted", "duration", "percent", "printable", "ranges", "rate", "size"]
+__all__ = ["counted", "duration", "percent", "printable", "ranges", "rate", "size", "size_unit"]
 
 
 def duration(seconds: float) -> str:

@@ -28,11 +28,13 @@ def parse_duration_s(text: str) -> float:
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
+def size_unit(nbytes: float) -> tuple[str, int]:
+    """The unit in which people read so many bytes, and its bytes."""
+    power = next((power for power in range(len(_PREFIXES)) if abs(nbytes) < 1024 ** (power + 1)), len(_PREFIXES))
+    return (f"{_PREFIXES[power - 1]}iB" if power else "B"), 1024**power
+
+
 def format_size(nbytes: int) -> str:
     """Text for people: "512 B", "64.0 MiB", "23.5 GiB"."""
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(size) < 1024:  # noqa: PLR2004
-            return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} PiB"
+    unit, unit_nbytes = size_unit(nbytes)
+    return f"{nbytes} B" if unit == "B" else f"{nbytes / unit_nbytes:.1f} {unit}"

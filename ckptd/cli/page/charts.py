@@ -10,6 +10,7 @@ from ckptd.cli.page.colors import mark, themed
 from ckptd.history.goodput import Kind, Span, over_time
 from ckptd.history.runs import Damage, Loss, Restore, Run, Save
 from ckptd.shared.base.errors import UsageError
+from ckptd.system import human
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -147,13 +148,17 @@ def histogram(seconds: Sequence[float], name: str, color: str, what: str) -> str
     return chart.svg(name)
 
 
-def over_saves(saves: Sequence[Save], value: Callable[[Save], float], name: str, color: str, what: str) -> str:
-    """A point for each save, as many as the chart has room for."""
+def bytes_over_saves(saves: Sequence[Save], value: Callable[[Save], float], name: str, color: str, what: str) -> str:
+    """A point for each save, as many as the chart has room for. what: of the axis; {}: the unit, as in the text."""
     chart, saves = Chart(4.6, 2.6), thinned(saves)
     axis = chart.figure.subplots()
-    axis.plot([_days(save.at) for save in saves], [value(save) for save in saves], ".", color=mark(color), markersize=4)
+    values = [value(save) for save in saves]
+    unit, nbytes = human.size_unit(max(values, default=0.0))
+    axis.plot(
+        [_days(save.at) for save in saves], [one / nbytes for one in values], ".", color=mark(color), markersize=4
+    )
     axis.set_ylim(bottom=0)
-    axis.set_ylabel(what)
+    axis.set_ylabel(what.format(unit))
     _of_time(axis)
     return chart.svg(name)
 

@@ -126,11 +126,11 @@ def _saves(runs: Sequence[Run]) -> list[str]:
         drawn = charts.histogram(durable, "durable", "drain", "from staged to durable")
         figures.append(_inner(drawn, "How long a save took until the store had it."))
         drained = [save for save in staged if save.drain_s]
-        rates = charts.over_saves(
-            drained, lambda save: save.drained_nbytes / (save.drain_s or 1) / 1e9, "rate", "drain", "GB/s"
+        rates = charts.bytes_over_saves(
+            drained, lambda save: save.drained_nbytes / (save.drain_s or 1), "rate", "drain", "{}/s"
         )
         figures.append(_inner(rates, f"Rate of the store, each drain.{_shown(drained)}"))
-    sizes = charts.over_saves(staged, lambda save: save.nbytes / 1e9, "bytes", "save", "GB")
+    sizes = charts.bytes_over_saves(staged, lambda save: save.nbytes, "bytes", "save", "{}")
     figures.append(_inner(sizes, f"Bytes of each save.{_shown(staged)}"))
     return ["<h2>Saves</h2>", '<div class="pair">', *figures, "</div>"]
 

@@ -23,7 +23,7 @@ _HISTOGRAMS: dict[str, tuple[str, str, str]] = {  # by what they are of: name, h
     "stall": ("save_stall_seconds", "Of saves, the longest time that a rank was held up until hand-over.", ""),
     "restore": ("restore_seconds", "Of loads, from the first rank's call to the last one's end.", "tier"),
     **dict.fromkeys(
-        map(str, Milestone), ("save_seconds", "Of saves, from the first rank to the milestone.", "milestone")
+        map(str, Milestone), ("save_seconds", "Of saves, from the first stall's end to the milestone.", "milestone")
     ),
 }
 

@@ -192,7 +192,7 @@ class Journal:
                 counter=save.counter,
                 step=save.step,
                 nbytes=record.nbytes,
-                seconds=0.0 if record.adopted else now - record.since,
+                seconds=0.0 if record.adopted else now - min(record.since, record.left),
                 stall_s=record.stall_s,
                 mean_stall_s=record.stalls_s / max(1, record.world_size),
                 late_nbytes=record.late_nbytes,

@@ -1,5 +1,6 @@
 """One save of a job as its coordinator knows it. Pure."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -38,6 +39,7 @@ class Record:
     stall_s: float = 0.0  # the longest that a rank was held up for it, as far as they report
     stalls_s: float = 0.0  # of all ranks
     late_nbytes: int = 0  # copied while the training went on
+    left: float = math.inf  # when the training of its first rank went on
     drain_since: float | None = None  # None: not here: its commit may be made of an earlier coordinator's votes
     first_failure: float | None = None
     failures: int = 0

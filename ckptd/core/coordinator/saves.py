@@ -53,6 +53,7 @@ class Saves(Drains):
             self._force(record)
         record.stall_s = max(record.stall_s, event.stall_s)
         record.stalls_s, record.late_nbytes = record.stalls_s + event.stalls_s, record.late_nbytes + event.late_nbytes
+        record.left = min(record.left, now - event.late_s)
         for segment in event.segments:
             record.attestations[segment.rank] = segment.attestations
         return self._delivered(node, record, {segment.rank: segment.nbytes for segment in event.segments}, now)

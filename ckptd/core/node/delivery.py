@@ -36,6 +36,7 @@ class Delivery:
         before = self._staged.get(key)
         others = before.segments if before is not None else ()
         stall_s, stalls_s, late = (before.stall_s, before.stalls_s, before.late_nbytes) if before else (0.0, 0.0, 0)
+        late_s = before.late_s if before is not None else 0.0
         self._staged[key] = ev.SegmentsStaged(
             job=self._job,
             session=event.session,
@@ -46,6 +47,7 @@ class Delivery:
             stall_s=max(stall_s, event.stall_s),
             stalls_s=stalls_s + event.stall_s,
             late_nbytes=late + event.late_nbytes,
+            late_s=max(late_s, event.late_s),
         )
 
     def released(self, rank: int, save: SaveId) -> None:

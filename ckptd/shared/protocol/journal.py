@@ -20,7 +20,7 @@ import xxhash
 
 from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.ids import Counter, Incarnation, Nbytes, RunId, Step, WorldSize
-from ckptd.shared.protocol.messages import End, Tier
+from ckptd.shared.protocol.messages import MAX_S, End, Tier
 
 JOURNAL_DIR = ".journal"
 SEGMENT_NBYTES = 256 << 10
@@ -33,8 +33,9 @@ MAGIC = b"CKPTDJN1"
 _HEAD = struct.Struct("<IQ")  # bytes of the body, XXH3-64 of it
 _NAME_RE = re.compile(r"^i([0-9]{8})-([0-9a-f]{8})-([0-9a-f]{8})-([0-9]{6})\Z")
 
-At = Annotated[float, msgspec.Meta(ge=0, le=2.5e11)]  # seconds since 1970, by the clock of the coordinator's node
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+# A reader draws any of these times and durations, or their sum, on one axis: each stays within the years 1 to 9999.
+At = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # seconds since 1970, by the clock of the coordinator's node
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_S)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
 Node = Annotated[str, msgspec.Meta(max_length=256)]
@@ -71,7 +72,7 @@ class RunEnded(Record, frozen=True, kw_only=True, array_like=True, tag="end"):
 
 
 class Staged(Record, frozen=True, kw_only=True, array_like=True, tag="staged"):
-    """All ranks have staged a save. seconds: since the first rank delivered it; stalls: that the ranks report."""
+    """All ranks have staged a save. seconds: since the training of the first went on; stalls: that they report."""
 
     counter: Counter
     step: Step

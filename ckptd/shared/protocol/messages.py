@@ -44,7 +44,8 @@ Seq = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 MAX_LATE_CHARS = 512
 LateText = Annotated[str, msgspec.Meta(max_length=MAX_LATE_CHARS)]
-StallS = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+MAX_S = 1e9  # of a duration: 31 years
+StallS = Annotated[float, msgspec.Meta(ge=0, le=MAX_S)]
 ReadName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}\Z")]
 
 
@@ -131,7 +132,8 @@ class HandOver(_Request, frozen=True, kw_only=True):
 
     ``publication``: where this user wants a trainer's files once they are committed; only this message says it.
     ``late``: what verifies copies that run while training continues, or why there are none; empty: nothing is attached.
-    ``stall_s``: that the save has held up its caller so far. ``late_nbytes``: of it, copied so.
+    ``stall_s``: that the save has held up its caller so far. ``late_nbytes``: of it, copied so. ``late_s``: since the
+    call, without stalls: for so long training went on while the save was not complete.
     """
 
     slot: SlotName
@@ -141,6 +143,7 @@ class HandOver(_Request, frozen=True, kw_only=True):
     late: LateText = ""
     stall_s: StallS = 0.0
     late_nbytes: Nbytes = 0
+    late_s: StallS = 0.0
 
 
 class Skip(_Request, frozen=True, kw_only=True):

@@ -163,7 +163,7 @@ class SegmentsStaged(Event, frozen=True, kw_only=True, tag="segments-staged"):
     """Ranks of the sender's node sealed their whole segments of a save. One message for ranks that save together.
 
     ``session``: of these ranks; empty: a daemon found the segments when it started. ``stall_s``: the longest that one
-    of them was held up, ``stalls_s``: all of them.
+    of them was held up, ``stalls_s``: all of them. ``late_s``: the longest time that one's training went on before.
     """
 
     session: AnySession = ""
@@ -174,6 +174,7 @@ class SegmentsStaged(Event, frozen=True, kw_only=True, tag="segments-staged"):
     stall_s: StallS = 0.0
     stalls_s: StallS = 0.0
     late_nbytes: Nbytes = 0  # copied while their training went on
+    late_s: StallS = 0.0
 
     def __post_init__(self) -> None:
         """Raises ValueError when a rank is none of the save's."""

@@ -27,9 +27,7 @@ class Unsafe(msgspec.Struct, frozen=True, kw_only=True):
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
     """How many values lay where. counts: one for each bound, of values up to it and above the last; then the rest."""
 
-    what: (
-        str  # staged, protected, durable: seconds of a save from its first rank on; drain_bytes_per_s; restore: seconds
-    )
+    what: str  # staged, protected, durable: seconds from the end of a save's first stall; drain_bytes_per_s; restore
     bounds: list[float]
     counts: list[int]
     total: float  # of all values

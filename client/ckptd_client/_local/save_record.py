@@ -82,6 +82,11 @@ class SaveRecord:
         return self.stall_s + (time.perf_counter() - since if since is not None else 0.0)
 
     @property
+    def late_s(self) -> float:
+        """Seconds since the call, without ``held_s``."""
+        return max(0.0, time.monotonic() - self.began - self.held_s)
+
+    @property
     def step(self) -> int:
         """The training step."""
         return self.save_id.step

@@ -333,6 +333,7 @@ class Staging:
             late=self.stats.late[:MAX_LATE_CHARS],
             stall_s=handle.held_s,
             late_nbytes=handle.late_nbytes,
+            late_s=handle.late_s,
         )
         self.link.outbox.hand_over(order, deadline=deadline)
 

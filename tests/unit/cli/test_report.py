@@ -8,7 +8,7 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
-from msgspec.structs import replace
+from msgspec import structs
 
 from ckptd import cli
 from ckptd.cli import history as verb
@@ -17,7 +17,7 @@ from ckptd.cli.page import charts, colors
 from ckptd.cli.view.goodput import share
 from ckptd.history.goodput import Kind, spans, totals
 from ckptd.history.runs import runs_of
-from ckptd.shared.protocol.journal import Damaged, Problem
+from ckptd.shared.protocol.journal import Damaged, Durable, Problem
 from ckptd.system import human
 from tests.unit.cli.report_picture import BROWSERS, browser, picture
 from tests.unit.history import stored
@@ -75,6 +75,7 @@ def journal():
 
 def write(tmp_path, journal, *flags):
     """The page of a journal, and what the command said."""
+    tmp_path.mkdir(exist_ok=True)
     out = tmp_path / "page.html"
     code = cli.invoke(["report", stored.write(tmp_path / "llama", journal), "-o", str(out), *flags])
     return code, out.read_text(encoding="utf-8") if out.exists() else ""
@@ -161,7 +162,7 @@ def test_damage_that_scrubs_found_is_in_the_timeline_and_in_words(tmp_path, page
 def test_much_damage_makes_no_large_page(tmp_path, journal):
     first, second, *others = scrubbed(journal)
     (one,) = [entry for entry in second if isinstance(entry, Damaged) and entry.mended]
-    much = [replace(one, at=one.at + number / 10, rank=number) for number in range(5000)]
+    much = [structs.replace(one, at=one.at + number / 10, rank=number) for number in range(5000)]
     _, page = write(tmp_path, [first, [*second, *much], *others])
     assert "<dt>damage</dt><dd>5,002, 5,001 made good</dd>" in page
     assert len(page) < 2 << 20
@@ -180,6 +181,37 @@ def test_the_same_journal_is_the_same_page(tmp_path, page):
     out = tmp_path / "again.html"
     cli.invoke(["report", str(tmp_path / "llama"), "-o", str(out)])
     assert out.read_text() == page
+
+
+@pytest.mark.parametrize("nbytes", [3 << 20, 64 << 30, 5 << 40])
+def test_a_page_has_one_unit_for_the_same_bytes(tmp_path, nbytes):
+    """Figures above and charts below: of powers of 1024."""
+    _, page = write(tmp_path, played(Training(nbytes=nbytes), failures=1).journal)
+    unit = {3 << 20: "MiB", 64 << 30: "GiB", 5 << 40: "TiB"}[nbytes]
+    assert re.findall(r">([KMGT]i?B)</text>", page) == [unit]
+    (stated,) = re.findall(r"<dt>store</dt><dd>[0-9.]+ ([KMGT]iB/s)</dd>", page)
+    assert re.findall(r">([KMGT]i?B/s)</text>", page) == [stated]
+
+
+@pytest.mark.parametrize("at", [0.0, 1e11])
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_any_times_that_a_journal_can_have_are_drawn(tmp_path, journal, at, seconds):
+    """A clock that was never set, and durations as long as a record may say."""
+    whole = flat([journal[0]])
+    moved = [structs.replace(one, at=at) for one in whole]
+    moved = [structs.replace(one, seconds=seconds) if hasattr(one, "seconds") else one for one in moved]
+    moved = [structs.replace(one, drain_s=seconds) if isinstance(one, Durable) else one for one in moved]
+    for name, entries in (("all", moved), ("but the begin", [*whole, *moved[1:]])):
+        code, page = write(tmp_path / name, [entries])
+        assert code == 0
+        Page(page)
+
+
+@pytest.mark.parametrize("at", [2e11, 2.5e11])
+def test_a_time_that_no_reader_can_draw_is_damage(tmp_path, journal, at):
+    code, page = write(tmp_path, [[*journal[0], Problem(at=at, text="late")]])
+    assert code == 1
+    assert "1 damaged part" in page
 
 
 def test_text_of_the_journal_is_data(tmp_path, journal):

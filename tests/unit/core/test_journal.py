@@ -50,6 +50,21 @@ def test_a_save_that_becomes_durable_has_its_times_and_what_its_ranks_report():
     assert [one.age_s for one in job.of(act.KeepEntry)] == [2.0, 7.0]
 
 
+def test_a_save_counts_from_when_the_training_went_on():
+    """Of one rank, too: what was copied late is a part of its time, and the save cannot be loaded before."""
+    job = started()
+    job.stage(0, ONE, late_s=3.0)
+    job.tick(2.0)
+    job.stage(1, ONE, late_s=4.0)
+    (staged,) = records(job)
+    assert staged.seconds == 5.0
+    alone = AJob(world=1).start()
+    alone.tick(10.0)
+    alone.take()
+    alone.stage(0, ONE, late_s=4.0)
+    assert records(alone)[0].seconds == 4.0
+
+
 def test_a_cadence_is_on_record_as_the_user_gave_it():
     for cadence, text in ((Cadence(10, 0.0), "10"), (Cadence(0, 90.0), "90s"), (Cadence(0, 0.0), "auto")):
         job = AJob(cadence=cadence).start()

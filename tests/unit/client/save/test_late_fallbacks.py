@@ -113,6 +113,7 @@ def test_the_journal_has_what_was_copied_late_and_the_stall_up_to_the_hand_over(
     assert staged.late_nbytes == late_nbytes > 0
     assert 0 < staged.stall_s <= handle.stall_s + 0.001
     assert staged.mean_stall_s == staged.stall_s
+    assert staged.seconds > 0, "the copy after the stall is no part of it"
 
 
 def test_another_word_is_a_misuse(join):
