@@ -1,19 +1,21 @@
 """What a job's runs have come to so far, as its records come: counts, and where its time went. Pure.
 
-Its size does not grow: what is far back is added up. A daemon continues the account that all records before give, so a
-restart of it changes no figure, and the figures are those of ``runs_of`` and ``spans``.
+Its size does not grow, nor does what a record costs: what is far back is added up. A daemon continues the account that
+all records before give, so a restart of it changes no figure, and the figures are those of ``runs_of`` and ``spans``.
 """
 
-import itertools
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import Final
 
 import msgspec
 
 from ckptd.history.distribution import DRAIN_RATE, STALL, Distributions
-from ckptd.history.goodput import CHUNK, Course, Kind, Span, added, first_chunk, goodput_of, of_run
-from ckptd.history.runs import runs_of
+from ckptd.history.goodput import Course, Kind, Span, added, first_chunk, goodput_of, of_run
+from ckptd.history.runs import LOADED, since_staged
 from ckptd.history.spread import percentile
+from ckptd.history.times import Times
+from ckptd.shared.base.ids import RunId
 from ckptd.shared.protocol.journal import (
     Durable,
     Ended,
@@ -30,15 +32,25 @@ from ckptd.shared.protocol.journal import (
 from ckptd.shared.protocol.messages import End, Milestone
 from ckptd.shared.protocol.status import Goodput, TotalsStatus
 
-_OPEN_SAVES: Final = 128  # of which is known how they ended last
-_MOST_ENTRIES: Final = 8 * CHUNK
+_OPEN_SAVES: Final = 128  # of which is known how far they came
 
 
 class _Save(msgspec.Struct):
-    """staged_s: since its first rank's training went on, until it was staged. end: the last one that it came to."""
+    """at: as history has it. staged_s: since its first rank's training went on, until it was staged. end: the last."""
 
-    staged_s: float = 0.0
+    at: float
+    staged_s: float | None = None
+    protected: bool = False
     end: str = ""
+
+
+class _Present(Times, kw_only=True):
+    """The newest run. empty: it has neither saves nor steps nor losses: the next one may be the same start."""
+
+    incarnation: int
+    run: RunId
+    world_size: int
+    empty: bool = True
 
 
 class Account(msgspec.Struct, kw_only=True, tag="account"):
@@ -48,16 +60,16 @@ class Account(msgspec.Struct, kw_only=True, tag="account"):
     ends: dict[str, int] = {}  # saves by the last end that each came to
     losses: dict[str, int] = {}
     closed: int = 0  # runs whose time is divided for good
+    failures: int = 0  # of those
     staged_nbytes: int = 0
     drained_nbytes: int = 0
     lost_steps: int = 0
     missing: int = 0
     histograms: Distributions = msgspec.field(default_factory=Distributions)
     spent: dict[Kind, float] = {}  # of time that is divided for good
-    failures: int = 0  # of those runs
     course: Course = msgspec.field(default_factory=Course)
-    open: list[Entry] = []  # of the time that is not
-    at: float = 0.0  # of the newest record of the newest run
+    reached: int = -1  # the last step known to have been done before the newest run, or a load of it
+    present: _Present | None = None
     run: RunBegan | None = None  # whose records come
     old: bool = False  # they are of a run before the newest
     last_saves: dict[str, _Save] = {}  # by incarnation and counter, the newest last
@@ -65,52 +77,77 @@ class Account(msgspec.Struct, kw_only=True, tag="account"):
     def add(self, entry: Entry) -> None:
         """The next record."""
         self.records += not isinstance(entry, RunBegan)
+        if isinstance(entry, RunBegan):
+            self._begin(entry)
+        present = self.present if not self.old else None
+        if present is not None:
+            self._timed(present, entry)
         match entry:
-            case RunBegan():
-                self._begin(entry)
-            case Staged():
-                self._staged(entry)
-            case Protected():
-                self._milestone(Milestone.PROTECTED, self._save(0, entry.counter), entry.seconds)
-            case Durable():
-                self._durable(entry)
-            case Ended():
-                self._ended(self._save(entry.incarnation, entry.counter), entry.end)
+            case Staged() | Protected() | Durable() | Ended() if self.run is not None:
+                self._save(entry, self.run, present)
             case Lost():
                 self.losses[entry.what] = self.losses.get(entry.what, 0) + 1
             case Restored():
-                self._restored(entry)
+                self._restored(entry, present)
             case Missing():
                 self.missing += entry.records
             case _:
                 pass
-        self.at = entry.at if not self.old else self.at
-        if isinstance(entry, RunEnded | Staged | Steps | Restored | Lost) and not self.old and self.open:
-            self._follow(entry)
 
-    # --- counts
+    def _timed(self, present: _Present, entry: Entry) -> None:
+        present.last = max(present.last, entry.at)
+        if isinstance(entry, Staged | Steps | Restored):
+            present.goes_on()
+        match entry:
+            case Lost():
+                present.empty = False
+            case Steps():
+                self._mark(present, entry.at, entry.step)
+            case RunEnded():
+                present.ends(entry)
+            case _:
+                pass
 
-    def _save(self, incarnation: int, counter: int) -> _Save:
-        """incarnation: 0: of the run whose records come."""
-        number = incarnation or (self.run.incarnation if self.run is not None else 0)
-        save = self.last_saves.setdefault(f"{number}.{counter}", _Save())
-        while len(self.last_saves) > _OPEN_SAVES:
+    # --- saves: each milestone counts once, also when another daemon finds the save and says it again
+
+    def _save(self, entry: Staged | Protected | Durable | Ended, run: RunBegan, present: _Present | None) -> None:
+        number = (entry.incarnation if isinstance(entry, Durable | Ended) else 0) or run.incarnation
+        name = f"{number}.{entry.counter}"
+        save = self.last_saves.get(name)
+        match entry:
+            case Staged() if save is None or save.staged_s is None:
+                save = self.last_saves[name] = _Save(entry.at, entry.seconds, end=save.end if save is not None else "")
+                self._staged(entry, present)
+            case Protected() if save is not None and not save.protected:
+                save.protected = True
+                self._milestone(Milestone.PROTECTED, save, since_staged(entry, save.at))
+            case Durable() if save is not None and save.end != End.DURABLE:
+                self._durable(save, entry)
+            case Ended() if save is None and not entry.incarnation:
+                save = self.last_saves[name] = _Save(entry.at)
+                self._ended(save, entry.end)
+                if present is not None:
+                    present.empty = False
+            case Ended() if save is not None and save.end != End.DURABLE:
+                self._ended(save, entry.end)
+            case _:
+                pass  # it is known, or the record of its begin is missing
+        if len(self.last_saves) > _OPEN_SAVES:
             del self.last_saves[next(iter(self.last_saves))]
-        return save
 
     def _milestone(self, milestone: Milestone, save: _Save, seconds: float) -> None:
-        self.histograms.saves[milestone].add(save.staged_s + seconds)
+        self.histograms.saves[milestone].add((save.staged_s or 0.0) + seconds)
 
-    def _staged(self, entry: Staged) -> None:
-        save = self._save(0, entry.counter)
-        save.staged_s = entry.seconds
-        self._milestone(Milestone.STAGED, save, 0.0)
+    def _staged(self, entry: Staged, present: _Present | None) -> None:
+        self.histograms.saves[Milestone.STAGED].add(entry.seconds)
         self.histograms.saves[STALL].add(entry.stall_s)
         self.staged_nbytes += entry.nbytes
+        if present is not None:
+            present.stall(entry.at - entry.seconds, entry.stall_s)
+            self._mark(present, entry.at - entry.seconds, entry.step)
 
-    def _durable(self, entry: Durable) -> None:
-        save = self._save(entry.incarnation, entry.counter)
-        self._milestone(Milestone.DURABLE, save, entry.seconds)
+    def _durable(self, save: _Save, entry: Durable) -> None:
+        self._milestone(Milestone.DURABLE, save, since_staged(entry, save.at))
         if entry.drain_s > 0:
             self.histograms.saves[DRAIN_RATE].add(entry.nbytes / entry.drain_s)
         self.drained_nbytes += entry.nbytes
@@ -118,64 +155,62 @@ class Account(msgspec.Struct, kw_only=True, tag="account"):
 
     def _ended(self, save: _Save, end: End) -> None:
         """It may have ended before: one that was kept, or failed, may become durable."""
-        if save.end == End.DURABLE:
-            return
         if save.end:
             self.ends[save.end] -= 1
         save.end = str(end)
         self.ends[save.end] = self.ends.get(save.end, 0) + 1
 
-    def _restored(self, entry: Restored) -> None:
-        usual = max(entry.tiers, key=lambda tier: entry.tiers[tier], default=None)
-        if usual is not None:
-            self.histograms.loads[usual].add(entry.seconds)
-        self.lost_steps += max(
-            0, max(entry.newest, self.course.reached, *(run.top for run in runs_of(self.open))) - entry.step
-        )
-
     # --- the time
 
     def _begin(self, began: RunBegan) -> None:
-        name = (began.incarnation, began.run)
-        known = {(one.incarnation, one.run) for one in self.open if isinstance(one, RunBegan)}
-        newest = max((number for number, _ in known), default=0)
-        self.run, self.old = began, name not in known and began.incarnation < newest
-        if name in known or self.old:
+        self.run, before = began, self.present
+        same = before is not None and (before.incarnation, before.run) == (began.incarnation, began.run)
+        self.old = before is not None and not same and began.incarnation <= before.incarnation
+        if same or self.old:
             return
-        self.open.append(began)
-        runs = runs_of(self.open)
-        for run, following in itertools.pairwise(runs):  # the last one may turn out to be the begin of the next
-            run.last = max(run.last, self.at)
-            self._spend(of_run(run, following.began, self.course))
-            self.closed += 1
-            self.failures += run.failed
-        first = runs[-1].incarnations[0]
-        begins = [isinstance(one, RunBegan) and one.incarnation == first for one in self.open]
-        del self.open[: begins.index(True)]
+        self.present = present = _Present(
+            began=began.at, last=began.at, at=began.at, incarnation=began.incarnation, run=began.run,
+            world_size=began.world_size, reached=self.reached, marks=[], stalls=[], restores=[],
+        )  # fmt: skip
+        if before is None:
+            return
+        if before.empty and before.how in {"", LOADED} and before.world_size == began.world_size:
+            present.began = present.at = min(before.began, began.at)
+            present.step, present.reached, present.restores = before.step, before.reached, before.restores
+            return
+        before.over = True
+        self._spend(of_run(before, began.at, self.course))
+        self.closed += 1
+        self.failures += before.failed
+        self.reached = present.reached = max(self.reached, before.top)
 
     def _spend(self, found: Iterable[Span]) -> None:
         self.spent = added(self.spent, found)
 
-    def _follow(self, entry: Entry) -> None:
-        if isinstance(entry, Lost) and isinstance(self.open[-1], Lost):
-            return  # one shows that something happened
-        self.open.append(entry)
-        if sum(isinstance(one, Staged | Steps) for one in self.open) < CHUNK + CHUNK // 2:
+    def _restored(self, entry: Restored, present: _Present | None) -> None:
+        usual = max(entry.tiers, key=lambda tier: entry.tiers[tier], default=None)
+        if usual is not None:
+            self.histograms.loads[usual].add(entry.seconds)
+        newest = max(self.reached, entry.newest)
+        self.lost_steps += max(0, newest - entry.step) if newest >= 0 else 0
+        self.reached = max(newest, entry.step)
+        if present is None:
             return
-        if found := first_chunk(runs_of(self.open)[-1], self.course):
-            self._spend(found)
-            until = found[-1].stop
-            self.open = [one for one in self.open if not isinstance(one, Staged | Steps) or _mark(one) > until]
-        elif len(self.open) > _MOST_ENTRIES:  # of steps that do not rise
-            del self.open[next(i for i, one in enumerate(self.open) if isinstance(one, Staged | Steps))]
+        present.restore(entry.at, entry.seconds)
+        if present.top < 0:
+            present.step, present.reached = entry.step, self.reached
+
+    def _mark(self, present: _Present, at: float, step: int) -> None:
+        present.mark(at, step)
+        present.empty = False
+        self._spend(first_chunk(present, self.course))
 
     def goodput(self, now: float) -> Goodput | None:
         """now: seconds since 1970, until which a run counts that is not over. None: there is no run."""
-        runs = runs_of(self.open)
-        if not runs:
+        if self.present is None:
             return None
-        last, course = runs[-1], msgspec.structs.replace(self.course)
-        last.last = max(last.last, self.at, 0.0 if last.over else now)
+        last, course = deepcopy(self.present), msgspec.structs.replace(self.course)
+        last.last = max(last.last, 0.0 if last.over else now)
         sums = added(self.spent, of_run(last, last.end, course))
         known = [
             *(self.course.known if self.course.own and course.known is not self.course.known else ()),
@@ -185,16 +220,12 @@ class Account(msgspec.Struct, kw_only=True, tag="account"):
         return goodput_of(sums, self.failures + last.failed, usual)
 
     def totals(self) -> TotalsStatus:
-        """The counts."""
+        """The counts. None of them falls."""
         return TotalsStatus(
-            runs=self.closed + len(runs_of(self.open)), staged_nbytes=self.staged_nbytes,
+            runs=self.closed + (self.present is not None), failed_runs=self.failures, staged_nbytes=self.staged_nbytes,
             drained_nbytes=self.drained_nbytes, losses=dict(self.losses), lost_steps=self.lost_steps,
             missing=self.missing,
         )  # fmt: skip
-
-
-def _mark(entry: Staged | Steps) -> float:
-    return entry.at - entry.seconds if isinstance(entry, Staged) else entry.at
 
 
 def account_of(entries: Iterable[Entry]) -> Account:

@@ -101,31 +101,14 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     step: int
 
 
-class Run(msgspec.Struct, kw_only=True):
-    """A run of the job, from its connect to its end."""
+class Life(msgspec.Struct, kw_only=True):
+    """From when to when a run lasted."""
 
-    incarnation: int
-    run: str  # its id, in hexadecimal
     began: float
     last: float  # the newest record of it
-    world_size: int
-    nodes: int
-    coordinator: str
-    scheme: str
-    set_size: int
-    drain_every: str
-    version: str
-    incarnations: list[int]  # that this start of the training took: connect takes one, load the next
     ended: float | None = None  # None: no record says so
     how: str = ""
     over: bool = False  # it ended, or another run began after it
-    saves: list[Save] = []
-    losses: list[Loss] = []
-    restores: list[Restore] = []
-    steps: list[Mark] = []
-    problems: list[Fault] = []
-    damages: list[Damage] = []
-    missing: int = 0  # records that were dropped while the store was away
 
     @property
     def end(self) -> float:
@@ -137,38 +120,63 @@ class Run(msgspec.Struct, kw_only=True):
         """Whether it was over without its own doing."""
         return self.over and self.how not in {CLOSED, TAKEN_OVER, LOADED}
 
+    def ends(self, entry: RunEnded) -> None:
+        """Its record says so."""
+        self.ended, self.how, self.over = entry.at, entry.how, True
+
+    def goes_on(self) -> None:
+        """Its ranks were away, and came back."""
+        self.ended, self.how, self.over = None, "", False
+
+
+class Run(Life, kw_only=True):
+    """A run of the job, from its connect to its end."""
+
+    incarnation: int
+    run: str  # its id, in hexadecimal
+    world_size: int
+    nodes: int
+    coordinator: str
+    scheme: str
+    set_size: int
+    drain_every: str
+    version: str
+    incarnations: list[int]  # that this start of the training took: connect takes one, load the next
+    loads: int = 0  # restores before its first mark: the last of them is where it begins
+    reached: int = -1  # the last step known to have been done before it
+    top: int = -1  # the last step that it is known to have reached; -1: none
+    saves: list[Save] = []
+    losses: list[Loss] = []
+    restores: list[Restore] = []
+    steps: list[Mark] = []
+    problems: list[Fault] = []
+    damages: list[Damage] = []
+    missing: int = 0  # records that were dropped while the store was away
+
     @property
     def marks(self) -> list[Mark]:
         """Steps that it is known to have reached, in order of time: from saves and from ``client.step``."""
         staged = [Mark(at=save.began, step=save.step) for save in self.saves if save.staged_s is not None]
         return sorted([*staged, *self.steps], key=lambda mark: (mark.at, mark.step))
 
-    @property
-    def top(self) -> int:
-        """The last step that it is known to have reached; -1: none."""
-        return max((mark.step for mark in self.marks), default=-1)
-
 
 def runs_of(entries: Iterable[Entry]) -> list[Run]:
     """The runs that a journal's entries tell of, the oldest first. Entries before the first begin are left out."""
-    found: list[Run] = []
+    found: dict[tuple[int, bytes], Run] = {}
     saves: dict[tuple[int, int], Save] = {}  # by incarnation and counter
     run: Run | None = None
     for entry in entries:
         if isinstance(entry, RunBegan):
-            run = next(
-                (one for one in found if (one.incarnation, one.run) == (entry.incarnation, entry.run.hex())), None
-            )
-            if run is None:
-                run = _begun(entry)
-                found.append(run)
+            name = (entry.incarnation, entry.run)
+            run = found[name] = found.get(name) or _begun(entry)
             run.coordinator = entry.coordinator  # another daemon may continue a run
         if run is not None:
             run.last = max(run.last, entry.at)
             _add(run, saves, entry)
+    newest = {run.incarnation: run for run in found.values()}
     for (number, _), save in sorted(saves.items()):
-        next(one for one in reversed(found) if one.incarnation == number).saves.append(save)
-    return _with_lost_steps(_joined(found))
+        newest[number].saves.append(save)
+    return _with_lost_steps(_joined(list(found.values())))
 
 
 def _begun(entry: RunBegan) -> Run:
@@ -191,34 +199,39 @@ def _joined(runs: Sequence[Run]) -> list[Run]:
             if nothing and before.how in {"", LOADED} and before.world_size == run.world_size:
                 found.pop()
                 run.began = min(before.began, run.began)
-                run.incarnations = [*before.incarnations, *run.incarnations]
-                run.restores, run.problems = [*before.restores, *run.restores], [*before.problems, *run.problems]
-                run.damages = [*before.damages, *run.damages]
+                run.loads += len(before.restores)
                 run.missing += before.missing
+                for name in ("incarnations", "restores", "problems", "damages"):  # in place: many may follow each other
+                    first = getattr(before, name)
+                    first += getattr(run, name)
+                    setattr(run, name, first)
         found.append(run)
     return found
 
 
 def _with_lost_steps(runs: list[Run]) -> list[Run]:
     """How far the runs before had come is known where a load recorded it, or they did."""
-    top = -1
+    reached = -1
     for run in runs:
-        run.restores = [_with_lost(one, top) for one in run.restores]
-        top = max(top, run.top)
+        run.reached = reached
+        for place, one in enumerate(run.restores):
+            newest = reached if one.lost_steps is None else max(reached, one.step + one.lost_steps)
+            lost = None if newest < 0 else max(0, newest - one.step)
+            run.restores[place] = structs.replace(one, lost_steps=lost)
+            reached = max(newest, one.step)
+            run.reached = reached if place < run.loads else run.reached
+        reached = max(reached, run.top)
     return runs
-
-
-def _with_lost(restore: Restore, top: int) -> Restore:
-    newest = max(top, restore.step + (restore.lost_steps or 0)) if restore.lost_steps is not None else top
-    return structs.replace(restore, lost_steps=None if newest < 0 else max(0, newest - restore.step))
 
 
 def _add(run: Run, saves: dict[tuple[int, int], Save], entry: Entry) -> None:
     if isinstance(entry, Staged | Steps | Restored):
-        run.ended, run.how, run.over = None, "", False  # its ranks were away, and came back
+        run.goes_on()
+    if isinstance(entry, Staged | Steps):
+        run.top = max(run.top, entry.step)
     match entry:
         case RunEnded():
-            run.ended, run.how, run.over = entry.at, entry.how, True
+            run.ends(entry)
         case Lost() | Restored() | Steps() | Damaged() | Problem():
             _add_event(run, entry)
         case Missing():
@@ -235,6 +248,7 @@ def _add_event(run: Run, entry: Lost | Restored | Steps | Damaged | Problem) -> 
             run.losses.append(Loss(at=entry.at, node=entry.node, what=entry.what, ranks=entry.ranks))
         case Restored():
             run.restores.append(_restore(entry))
+            run.loads += run.top < 0
         case Steps():
             run.steps.append(Mark(at=entry.at, step=entry.step))
         case Damaged():
@@ -267,11 +281,12 @@ def _add_to_save(
             saves[name] = Save(
                 counter=entry.counter, step=entry.step, at=entry.at, nbytes=entry.nbytes, staged_s=entry.seconds,
                 stall_s=entry.stall_s, mean_stall_s=entry.mean_stall_s, late_nbytes=entry.late_nbytes,
+                end=save.end if save is not None else "", reason=save.reason if save is not None else "",
             )  # fmt: skip
-        case Protected() if save is not None:
-            save.protected_s = entry.seconds or max(0.0, entry.at - save.at)  # 0: another daemon saw it staged
-        case Durable() if save is not None:
-            save.durable_s = entry.seconds or max(0.0, entry.at - save.at)
+        case Protected() if save is not None and save.protected_s is None:
+            save.protected_s = since_staged(entry, save.at)
+        case Durable() if save is not None and save.durable_s is None:
+            save.durable_s = since_staged(entry, save.at)
             save.drain_s, save.tries = entry.drain_s or None, entry.tries
             save.drained_nbytes, save.end = entry.nbytes, End.DURABLE.value
         case Ended() if save is None and not entry.incarnation:
@@ -281,3 +296,8 @@ def _add_to_save(
             save.end, save.reason = entry.end.value, entry.reason
         case _:
             pass  # the record of its begin is missing, damaged, or of a journal that made room
+
+
+def since_staged(entry: Protected | Durable, at: float) -> float:
+    """Seconds since it was staged, or what it ended by, at that time."""
+    return entry.seconds or max(0.0, entry.at - at)  # 0: another daemon saw it staged

@@ -74,7 +74,7 @@ def drain(**changes: Any) -> DrainStatus:
 def goodput(**changes: Any) -> Goodput:
     values = {
         "total_s": 10_000.0, "training_s": 9_460.0, "stall_s": 26.0, "restore_s": 14.0, "repeated_s": 200.0,
-        "start_s": 300.0, "unexplained_s": 0.0, "ettr": 0.946, "failures": 3, "step_s": 5.9,
+        "start_s": 300.0, "unexplained_s": 0.0, "idle_s": 0.0, "ettr": 0.946, "failures": 3, "step_s": 5.9,
     }  # fmt: skip
     return Goodput(**values | changes)
 
@@ -97,8 +97,8 @@ def job(**changes: Any) -> JobStatus:
         ),
         "goodput": goodput(),
         "totals": TotalsStatus(
-            runs=4, staged_nbytes=9 * GIB, drained_nbytes=3 * GIB, losses={"node": 2, "ranks": 1}, lost_steps=70,
-            missing=0,
+            runs=4, failed_runs=2, staged_nbytes=9 * GIB, drained_nbytes=3 * GIB, losses={"node": 2, "ranks": 1},
+            lost_steps=70, missing=0,
         ),
         "scrub": ScrubStatus(
             memory_nbytes=8 * GIB, memory_age_s=12.0, store_nbytes=2 * GIB, store_age_s=None, found=1, mended=1,

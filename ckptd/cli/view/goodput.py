@@ -28,5 +28,6 @@ def overall(found: Goodput, most: int | None = None) -> str:
     if most is not None:
         lost = sorted(((what, seconds) for what, seconds in lost if seconds > 0), key=lambda one: -one[1])[:most]
     parts = ", ".join(f"{what} {share(seconds, found.total_s)}" for what, seconds in lost)
-    whole = f"ETTR {share(found.training_s, found.total_s)} of {human.duration(found.total_s)}"
+    idle = f" ({human.duration(found.idle_s)} idle beside it)" if found.idle_s >= 1 else ""
+    whole = f"ETTR {share(found.training_s, found.total_s)} of {human.duration(found.total_s)}{idle}"
     return f"{whole}: {parts}" if parts else whole

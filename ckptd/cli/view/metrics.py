@@ -105,14 +105,13 @@ def _totals(jobs: list[JobStatus]) -> Iterator[Metric]:
             ("staged_bytes", "Of saves of all ranks."),
             ("drained_bytes", "Of saves that became durable."),
             ("lost_steps", "Steps that had been done and were not in what was loaded."),
-            ("failed_runs", "Runs that ended without their own doing."),
+            ("failed_runs", "Runs that ended without their own doing, once the next began."),
             ("losses", "Nodes, arenas and groups of ranks that were lost.", "what"),
         )
     ]
     for job in jobs:
         if (told := job.totals) is not None:
-            failed = job.goodput.failures if job.goodput is not None else 0
-            values = (told.staged_nbytes, told.drained_nbytes, told.lost_steps, failed)
+            values = (told.staged_nbytes, told.drained_nbytes, told.lost_steps, told.failed_runs)
             for counter, value in zip(counters, values, strict=False):
                 counter.add_metric([job.job, job.store], value)
             for what in LOSSES:
@@ -184,7 +183,7 @@ def _add_goodput(found: _Jobs, job: JobStatus) -> None:
     if (told := job.goodput) is None:
         return
     ettr = "effective_training_time_ratio"
-    found.add(job, ettr, "Of the wall time since the job's first run, the part that counts.", told.ettr)
+    found.add(job, ettr, "Of the wall time of the job's runs, the part that counts.", told.ettr)
     for kind, seconds in spent(told).items():
         found.add(job, "wall_time_seconds", "Of all runs, by what it was used for.", seconds, kind=kind)
     found.add(job, "step_seconds", "What a step takes usually, without stalls.", told.step_s)

@@ -35,7 +35,10 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds by what they were used for; ettr: effective training time ratio, training_s / total_s."""
+    """Seconds by what they were used for; ettr: effective training time ratio, training_s / total_s.
+
+    total_s is without idle_s, in which nobody wanted to train.
+    """
 
     total_s: float
     training_s: float
@@ -44,6 +47,7 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     repeated_s: float
     start_s: float
     unexplained_s: float
+    idle_s: float
     ettr: float | None  # None: no time has passed
     failures: int  # runs that ended without their own doing
     step_s: float | None  # usual duration of a step
@@ -51,7 +55,7 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
 def spent(goodput: Goodput) -> dict[str, float]:
     """Seconds by kind: together, the wall time."""
-    kinds = ("training", "repeated", "stall", "restore", "start", "unexplained")
+    kinds = ("training", "repeated", "stall", "restore", "start", "unexplained", "idle")
     return {kind: getattr(goodput, f"{kind}_s") for kind in kinds}
 
 
@@ -59,6 +63,7 @@ class TotalsStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Of all runs of a job that are on record, whichever daemons and nodes they had."""
 
     runs: int
+    failed_runs: int  # that ended without their own doing, and another run began since
     staged_nbytes: int  # by saves of all ranks
     drained_nbytes: int
     losses: dict[str, int]  # of nodes, arenas, ranks

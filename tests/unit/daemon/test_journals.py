@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ckptd.arena.known_stores import KnownStores
-from ckptd.core.actions import KeepEntry, TakeIncarnation
+from ckptd.core.actions import KeepEntry, ScanStore, TakeIncarnation
 from ckptd.core.jobs import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.daemon import accounts, step_marks
@@ -14,6 +14,7 @@ from ckptd.daemon import journals as module
 from ckptd.daemon.journals import FLUSH_NBYTES, FLUSH_S, MAX_KEPT_NBYTES, Journals
 from ckptd.daemon.step_marks import StepMarks
 from ckptd.history.account import Account, account_of
+from ckptd.history.runs import runs_of
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3
@@ -457,3 +458,24 @@ def test_an_account_never_goes_back_when_the_journal_makes_room(parts):
     parts.after(1.0)
     assert len(parts.worker.read) == 2
     assert told(parts) == before
+
+
+def test_a_save_that_each_daemon_of_the_arena_finds_again_counts_once(parts):
+    """As history does: the record of it lies on the store, or still in the arena."""
+    parts.keep(staged(1))
+    parts.keep(log.Protected(at=0, counter=1, seconds=1.0))
+    parts.keep(log.Durable(at=0, counter=1, seconds=9.0, drain_s=8.0, nbytes=8))
+    parts.after(0.2)
+    before, shown = told(parts), account(parts).histograms.shown()
+    for _ in range(3):
+        parts.again()
+        parts.journals.accounts.expect(ScanStore(job=parts.job))
+        parts.keep(log.Staged(at=0, counter=1, step=1, nbytes=8, seconds=0.0), again=True)
+        parts.keep(log.Protected(at=0, counter=1, seconds=0.0), again=True)
+        parts.keep(log.Durable(at=0, counter=1, seconds=0.0, drain_s=0.0, nbytes=8), again=True)
+        parts.after(FLUSH_S + 1)
+        parts.after(FLUSH_S + 1)
+        assert told(parts) == before
+        assert account(parts).histograms.shown() == shown
+        (save,) = runs_of(parts.read)[0].saves
+        assert (save.staged_s, save.protected_s, save.durable_s, save.drain_s) == (0.5, 1.0, 9.0, 8.0)

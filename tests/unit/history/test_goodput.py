@@ -37,7 +37,7 @@ def test_the_time_of_a_played_training_is_found_again(seed, steps_every):
 def test_spans_follow_each_other_without_a_gap():
     _, found = of(played(Training()).journal)
     assert all(one.stop == two.start for one, two in itertools.pairwise(found))
-    assert {span.kind for span in found} == {*Kind}
+    assert {span.kind for span in found} == {*Kind} - {Kind.IDLE}, "no run closed before another began"
 
 
 def test_an_undisturbed_run_loses_its_start_and_its_stalls():
@@ -57,6 +57,23 @@ def test_steps_that_were_done_before_are_repeated():
     assert found.repeated_s == pytest.approx(30.0)
     assert found.restore_s == pytest.approx(2.0)
     assert found.start_s == pytest.approx(50.0 + 10.0 + 9.0)  # between the runs, and before each run's first step
+
+
+def test_the_time_in_which_nobody_wanted_to_train_is_idle_and_lowers_no_ratio():
+    """Two runs without a failure, with a month between them."""
+    month = 30 * 86400.0
+    first = [began(), *(Steps(at=10.0 * n, step=n) for n in range(1, 61)), RunEnded(at=600.0, how="closed")]
+    begin = 600.0 + month
+    load = Restored(at=begin + 5, incarnation=1, counter=1, step=60, seconds=5.0, tiers={Tier.ARENA: 16})
+    second = [began(begin, 2), load, *(Steps(at=begin + 5 + 10.0 * n, step=60 + n) for n in range(1, 61))]
+    found, spent = of([first, second])
+    assert found.idle_s == pytest.approx(month)
+    assert found.total_s == pytest.approx(600.0 + 605.0)
+    assert found.ettr == pytest.approx(1200.0 / 1205.0, abs=0.02)
+    assert found.start_s == pytest.approx(0.0, abs=1.0)
+    assert [(span.start, span.stop) for span in spent if span.kind is Kind.IDLE] == [(600.0, begin)]
+    lost = [*first[:-1], RunEnded(at=600.0, how="lost")]
+    assert of([lost, second])[0].start_s == pytest.approx(month), "that somebody waits for"
 
 
 def test_a_hang_between_two_saves_is_unexplained():
