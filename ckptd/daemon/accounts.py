@@ -1,8 +1,9 @@
 """What the runs of a job have come to so far, by what is on record: read once, then continued record by record.
 
 A daemon that begins to coordinate a job has its worker read the journal: the segments on the store, and those that
-still lie in the arena. Until the answer, and as long as the store gives none, nothing is known: counters that began at
-0 would say later that all had happened at once.
+still lie in the arena. Later looks at the store read it again only where another writer has put something. Until the
+answer, and as long as the store gives none, nothing is known: counters that began at 0 would say later that all had
+happened at once.
 """
 
 import logging
@@ -19,14 +20,14 @@ from ckptd.history.account import Account
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.base.log_line import line
 from ckptd.shared.protocol.journal import Entry, RunBegan
-from ckptd.store.messages import ArenaSegment, Done, Failed, ReadAccount
+from ckptd.store.messages import AccountRead, ArenaSegment, Done, Failed, ReadAccount
 from ckptd.store.workers import Stores
 
 log = logging.getLogger("ckptd")
 _FIRST_S = 0.1  # for the answer that brings the store's id
 _PAUSE_S = 1.0  # after a failure; doubled at each, up to
 _MAX_PAUSE_S = 600.0
-_FRESH_S = 60.0  # an account that was read is not read again for a look at the store
+_FRESH_S = 60.0  # between two looks for what others have put
 _MAX_WAITING = 4096  # records that come while the journal is read
 
 
@@ -40,9 +41,10 @@ class Place(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Known:
-    """Of one job. waiting: records since its journal was asked for."""
+    """Of one job. others: had put that when it was read. waiting: records since its journal was asked for."""
 
     account: Account | None = None
+    others: str | None = None
     read_at: float = float("-inf")
     due: float | None = None
     pause_s: float = 0.0
@@ -105,7 +107,13 @@ class Accounts:
         self._stores.ask(
             job.store,
             lambda i: ReadAccount(
-                id=i, store_id=store_id, job=job.job, writer=place.writer, last=place.last, segments=place.segments
+                id=i,
+                store_id=store_id,
+                job=job.job,
+                writer=place.writer,
+                last=place.last,
+                seen=known.others,
+                segments=place.segments,
             ),
             partial(self._answered, job, known),
         )
@@ -116,20 +124,27 @@ class Accounts:
         if problem := problem_of(reply):
             log.info(line("journal cannot be read yet", job=job.job, problem=problem))
             self._failed(known, now)
-        elif len(waiting) >= _MAX_WAITING:
-            self._failed(known, now)
         else:
             assert isinstance(reply, Done)  # noqa: S101 - problem_of looked
-            account = reply.result
-            assert isinstance(account, Account)  # noqa: S101 - the answer to ReadAccount
-            for began, entry in zip(waiting[::2], waiting[1::2], strict=True):
-                assert isinstance(began, RunBegan)  # noqa: S101 - put there by add
-                _add(account, began, entry)
-            if known.account is None or account.records >= known.account.records:  # else the oldest have made room
-                known.account = account
-            known.read_at, known.pause_s = now, 0.0
+            read = reply.result
+            assert isinstance(read, AccountRead)  # noqa: S101 - the answer to ReadAccount
+            if read.account is not None and len(waiting) >= _MAX_WAITING:
+                self._failed(known, now)
+            else:
+                known.read_at, known.pause_s, known.others = now, 0.0, read.others
+                self._continue(known, read.account, waiting)
         if not self._uses(job.store):
             self._stores.retire(job.store)
+
+    def _continue(self, known: _Known, account: Account | None, waiting: list[Entry]) -> None:
+        """None: the one that is known has all."""
+        if account is None:
+            return
+        for began, entry in zip(waiting[::2], waiting[1::2], strict=True):
+            assert isinstance(began, RunBegan)  # noqa: S101 - put there by add
+            _add(account, began, entry)
+        if known.account is None or account.records >= known.account.records:  # else the oldest have made room
+            known.account = account
 
     def _failed(self, known: _Known, now: float) -> None:
         known.pause_s = min(2 * known.pause_s or _PAUSE_S, _MAX_PAUSE_S)

@@ -53,7 +53,7 @@ class _Present(Times, kw_only=True):
     empty: bool = True
 
 
-class Account(msgspec.Struct, kw_only=True, tag="account"):
+class Account(msgspec.Struct, kw_only=True):
     """Of one job. ``add`` each of its records, in order."""
 
     records: int = 0  # but those of begins: each segment has one

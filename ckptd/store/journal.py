@@ -21,6 +21,7 @@ from ckptd.shared.protocol.journal import (
 from ckptd.store.records import JobRecords
 
 _NOT_A_FILE = frozenset({errno.EFBIG, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
+_LAST = 8  # segments in which a writer may go on: it closed those before
 _LEFT_S = 3600.0  # what a process that was killed left beside a segment is nobody's after that
 
 
@@ -89,6 +90,22 @@ def _read(job: StoredFiles, name: Name, here: Here | None) -> tuple[list[Entry],
     if any(isinstance(entry, RunBegan) and not name.is_of(entry) for entry in entries):
         return [], damaged + 1
     return entries, damaged
+
+
+def last_of_others(job: StoredFiles, writer: str) -> str:
+    """Names and sizes of the last segments of other writers: another text when one has put more. Raises OSError.
+
+    A listing and a few requests, however long the journal is.
+    """
+    try:
+        names = job.names(JOURNAL_DIR)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    found: list[str] = []
+    for name in sorted(name for name in map(parse_name, names) if name is not None and name.writer != writer)[-_LAST:]:
+        with contextlib.suppress(FileNotFoundError):
+            found.append(f"{name.text} {job.size(name.path)}")
+    return "\n".join(found)
 
 
 def put_segment(job: JobRecords, name: Name, content: bytes, *, first: bool) -> None:

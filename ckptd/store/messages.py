@@ -214,10 +214,11 @@ class ArenaSegment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadAccount(msgspec.Struct, frozen=True, kw_only=True, tag="read-account"):
-    """What the job's runs have come to, by its journal. Answered by Account. Can be repeated.
+    """What the job's runs have come to, by its journal. Answered by AccountRead. Can be repeated.
 
     ``segments``: in the arena: so many bytes of each count, also once the store has it and the arena has not.
     ``last``: of the writer who asks, later segments do not count: it knows what is in them.
+    ``seen``: ``others`` of the answer that it has; None: it has none.
     """
 
     id: int
@@ -225,6 +226,7 @@ class ReadAccount(msgspec.Struct, frozen=True, kw_only=True, tag="read-account")
     job: JobName
     writer: Annotated[str, msgspec.Meta(max_length=8)]
     last: int
+    seen: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
     segments: Annotated[list[ArenaSegment], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
 
 
@@ -281,13 +283,20 @@ class Space(msgspec.Struct, frozen=True, tag="space"):
     total_nbytes: int
 
 
+class AccountRead(msgspec.Struct, frozen=True, tag="account-read"):
+    """others: the last segments of other writers. account: None: they are those that the daemon has seen."""
+
+    others: str
+    account: Account | None
+
+
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """The request was carried out."""
 
     id: int
-    result: Taken | Scanned | Drained | CommitOutcome | Removed | Published | Space | Account | ScrubResult | None = (
-        None
-    )
+    result: (
+        Taken | Scanned | Drained | CommitOutcome | Removed | Published | Space | AccountRead | ScrubResult | None
+    ) = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

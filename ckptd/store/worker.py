@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn, assert_never
 
-from ckptd.history.account import Account, account_of
+from ckptd.history.account import account_of
 from ckptd.shared.base.errors import CkptdError, ProtocolError
 from ckptd.shared.base.ids import parse_dirname
 from ckptd.shared.files.regular import contents
@@ -29,12 +29,13 @@ from ckptd.shared.protocol.publication import Intent, Intents
 from ckptd.shared.stores.kinds import loaded
 from ckptd.store.drain import drain
 from ckptd.store.interface import Store
-from ckptd.store.journal import Here, put_segment, read_journal
+from ckptd.store.journal import Here, last_of_others, put_segment, read_journal
 from ckptd.store.messages import (
     DAEMON,
     LANES,
     MAIN,
     WORKER,
+    AccountRead,
     Commit,
     Done,
     Drain,
@@ -231,8 +232,12 @@ def put_journal(store: Store, request: PutJournal) -> None:
     put_segment(store.records(request.job), name, content, first=request.first)
 
 
-def read_account(store: Store, request: ReadAccount) -> Account:
+def read_account(store: Store, request: ReadAccount) -> AccountRead:
     """By the records on the store and those in the arena: these are read first, since they go there. Raises OSError."""
+    files = store.records(request.job).files
+    others = last_of_others(files, request.writer)
+    if others == request.seen:
+        return AccountRead(others, None)
     here: dict[Name, Here] = {}
     for one in request.segments:
         if (name := parse_name(one.name)) is not None:
@@ -240,10 +245,8 @@ def read_account(store: Store, request: ReadAccount) -> Account:
             with contextlib.suppress(FileNotFoundError):
                 content = contents(one.path, one.start + one.nbytes + MAX_SEGMENT_NBYTES)
                 here[name] = Here(content[one.start :], one.nbytes)
-    journal = read_journal(
-        store.records(request.job).files, here, lambda n: n.writer != request.writer or n.number <= request.last
-    )
-    return account_of(journal.entries)
+    journal = read_journal(files, here, lambda n: n.writer != request.writer or n.number <= request.last)
+    return AccountRead(others, account_of(journal.entries))
 
 
 def _by_save(intents: list[Intent]) -> Intents:

@@ -13,14 +13,14 @@ from ckptd.daemon import accounts, step_marks
 from ckptd.daemon import journals as module
 from ckptd.daemon.journals import FLUSH_NBYTES, FLUSH_S, MAX_KEPT_NBYTES, Journals
 from ckptd.daemon.step_marks import StepMarks
-from ckptd.history.account import Account, account_of
+from ckptd.history.account import account_of
 from ckptd.history.runs import runs_of
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.protocol import journal as log
 from ckptd.store.journal import read_journal
-from ckptd.store.messages import MAIN, Done, Failed, ReadAccount, lane_of
+from ckptd.store.messages import MAIN, AccountRead, Done, Failed, ReadAccount, lane_of
 from ckptd.store.opening import open_store
 from ckptd.store.worker import put_journal, read_account
 from tests.runs import OTHER_RUN, RUN
@@ -47,7 +47,7 @@ class Worker:
     def __init__(self, url):
         self.store = open_store(url, XXH3)
         self.asked, self.read, self.waiting, self.retired = [], [], [], []
-        self.hangs, self.problem = False, ""
+        self.hangs, self.problem, self.whole = False, "", 0  # whole: journals that were read to their end
 
     def ask(self, _store, make, answer):
         request = make(len(self.asked))
@@ -63,8 +63,9 @@ class Worker:
             answer(Failed(request.id, "os", self.problem, self.problem, ""))
             return
         if isinstance(request, ReadAccount):
-            account = read_account(self.store, request)
-            answer(Done(request.id, msgspec.msgpack.decode(msgspec.msgpack.encode(account), type=Account)))
+            read = read_account(self.store, request)
+            self.whole += read.account is not None
+            answer(Done(request.id, msgspec.msgpack.decode(msgspec.msgpack.encode(read), type=AccountRead)))
             return
         put_journal(self.store, request)
         answer(Done(request.id))
@@ -479,3 +480,47 @@ def test_a_save_that_each_daemon_of_the_arena_finds_again_counts_once(parts):
         assert account(parts).histograms.shown() == shown
         (save,) = runs_of(parts.read)[0].saves
         assert (save.staged_s, save.protected_s, save.durable_s, save.drain_s) == (0.5, 1.0, 9.0, 8.0)
+
+
+def put_by_another(parts, number, *records):
+    """A segment of a daemon on another node."""
+    name = log.Name(2, OTHER_RUN.hex()[:8], "00000000", number)
+    run = log.RunBegan(at=1.8e9, incarnation=2, run=OTHER_RUN, world_size=1, nodes=1, coordinator="b", again=number > 1)
+    parts.worker.store.records("job").put(name.path, log.segment(map(log.framed, [run, *records])))
+
+
+def look(parts):
+    """A minute later."""
+    parts.after(61.0)
+    parts.journals.accounts.expect(ScanStore(job=parts.job))
+    parts.after(1.0)
+
+
+def test_looks_at_the_store_read_the_journal_again_only_where_another_writer_has_put_more(parts):
+    put_by_another(parts, 1, staged(1))
+    parts.keep(staged(1))
+    parts.after(1.0)
+    assert (parts.worker.whole, account(parts).totals().staged_nbytes) == (1, 16)
+    for counter in range(2, 30):  # what the loop does after each commit
+        parts.keep(staged(counter))
+        parts.keep(LARGE)
+        look(parts)
+    assert (parts.worker.whole, len(parts.worker.read)) == (1, 1 + 28)
+    assert account(parts).totals().staged_nbytes == 8 + 29 * 8
+    for put in (lambda: put_by_another(parts, 1, staged(1), staged(2)), lambda: put_by_another(parts, 2, staged(3))):
+        put()
+        before = parts.worker.whole, account(parts).totals().staged_nbytes
+        for _ in range(3):
+            look(parts)
+        assert (parts.worker.whole, account(parts).totals().staged_nbytes) == (before[0] + 1, before[1] + 8)
+
+
+def test_what_comes_while_a_look_finds_nothing_new_counts_once(parts):
+    parts.keep(staged(1))
+    parts.after(FLUSH_S + 1)
+    parts.worker.hangs = True
+    parts.journals.accounts.expect(TakeIncarnation(job=parts.job, session="a", at_least=3))
+    parts.after(1.0)
+    parts.keep(staged(2))
+    parts.worker.go_on()
+    assert (parts.worker.whole, account(parts).totals().staged_nbytes) == (1, 16)
