@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ckptd.core.beside import Beside
 from ckptd.core.coordinator.admission_states import ADMISSION
 from ckptd.core.coordinator.protection_states import PROTECTION
 from ckptd.core.coordinator.restore_states import RESTORE
@@ -21,8 +22,10 @@ TABLES: dict[str, Table[Any, Any]] = {
 
 @contextmanager
 def reached(rows: Counter[str]) -> Iterator[Counter[str]]:
-    """Counts, by name, the rows that are taken in this process meanwhile. An event without a row is an error."""
-    before, strict, Table.strict = {name: table.trace for name, table in TABLES.items()}, Table.strict, True
+    """Counts, by name, the rows that are taken in this process meanwhile. What has no row, and a bug, are errors."""
+    before = {name: table.trace for name, table in TABLES.items()}
+    strict = Table.strict, Beside.strict
+    Table.strict = Beside.strict = True
     for name, table in TABLES.items():
         table.trace = lambda *row, name=name: rows.update([name_of(name, *row)])
     try:
@@ -30,7 +33,7 @@ def reached(rows: Counter[str]) -> Iterator[Counter[str]]:
     finally:
         for name, table in TABLES.items():
             table.trace = before[name]
-        Table.strict = strict
+        Table.strict, Beside.strict = strict
 
 
 def name_of(table: str, state: Any, event: Any, after: Any) -> str:

@@ -2,11 +2,13 @@
 
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, DropChunk, ForgetJob, KeepNumber, ScanStore, ToNode, ToRank, UnlinkSlot
+from ckptd.core.beside import Beside
 from ckptd.core.coordinator.coordinator import Coordinator
 from ckptd.core.coordinator.journal import Journal
 from ckptd.core.links import Links
@@ -40,6 +42,7 @@ class Catalogue:
         self.node = node
         self.policy = policy
         self.jobs: dict[JobKey, Job] = {}
+        self._beside = Beside()
         self._paces = Paces(policy)
         self._numbers: dict[JobKey, int] = {}  # the largest of each job, also of one of which nothing is left here
 
@@ -64,8 +67,9 @@ class Catalogue:
     def _tick(self, job: Job, out: list[Action], now: float) -> None:
         inbox: deque[ev.Event] = deque()
         due = job.coordinator.tick(now)
-        actions = [*due, *job.journal.follow(None, due, now), *job.node.tick(now), *job.scrub.tick(now)]
-        self._route(job.node.job, actions, inbox, out)
+        recorded = self._recorded(job, None, due, now)
+        scrubbed = self._beside(job.node.job, "scrub", lambda: job.scrub.tick(now))
+        self._route(job.node.job, [*due, *recorded, *job.node.tick(now), *scrubbed], inbox, out)
         self._deliver(inbox, out, now)
 
     def adopted(self, key: JobKey, now: float) -> list[Action]:
@@ -75,7 +79,7 @@ class Catalogue:
         out: list[Action] = []
         coordinates = job.node.coordinator == self.node
         asked = job.coordinator.adopted(now) if coordinates else []
-        asked += job.journal.follow(None, asked, now)
+        asked += self._recorded(job, None, asked, now)
         self._route(key, [*job.node.slots.digests_due(), *asked], inbox, out)
         if coordinates and not job.node.ranks.live and not any(slot.save for slot in job.node.slots):
             inbox.append(ev.JobReleased(job=key, node=self.node))
@@ -172,19 +176,23 @@ class Catalogue:
                     continue  # no node was lost, and no machine waits for one to which it has no use for a link
             if kind in _REPORTS or kind in job.coordinator.events:
                 actions = job.coordinator.handle(event, now)
-                self._route(event.job, [*actions, *job.journal.follow(event, actions, now)], inbox, out)
+                self._route(event.job, [*actions, *self._recorded(job, event, actions, now)], inbox, out)
             if kind in job.node.events or kind in job.node.orders:
                 self._route(event.job, job.node.handle(event), inbox, out)
-            self._route(event.job, job.scrub.follow(event, now), inbox, out)
+            scrubbed = self._beside(event.job, "scrub", partial(job.scrub.follow, event, now))
+            self._route(event.job, scrubbed, inbox, out)
             if isinstance(event, ev.SessionOpened) and job.node.coordinator != self.node:
                 job.coordinator.retire(event.incarnation)
-                self._route(event.job, job.journal.follow(event, [], now), inbox, out)
+                self._route(event.job, self._recorded(job, event, [], now), inbox, out)
         kept = [a for a in out if isinstance(a, ForgetJob) and self._coordinates_others(a.job)]
         out[:] = [action for action in out if action not in kept]
         for action in out:
             if isinstance(action, ForgetJob):
                 self.jobs.pop(action.job, None)
         return out
+
+    def _recorded(self, job: Job, event: ev.Event | None, actions: list[Action], now: float) -> list[Action]:
+        return self._beside(job.node.job, "journal", lambda: job.journal.follow(event, actions, now))
 
     def _no_drain(self) -> bool:
         """Whether nothing is being written to a store."""

@@ -66,6 +66,7 @@ class Journal:
 
     def follow(self, event: ev.Event | None, actions: Sequence[Action], now: float) -> list[Action]:
         """What to record of a turn of the coordinator. event: that it was about; None: something was due."""
+        out = self._out = []
         self._follow_run(event, now)
         self._committed = event.save if isinstance(event, ev.CommitEnded) else None
         if isinstance(event, ev.StepReached) and not self._over and event.session == self._coordinator.sessions.session:
@@ -80,7 +81,6 @@ class Journal:
                 self._announced(action.message, now)
         self._follow_end(now)
         self._follow_topology()
-        out, self._out = self._out, []
         return out
 
     # --- runs
@@ -178,7 +178,9 @@ class Journal:
         return 0 if self._present is not None and save.owner == self._present.run else save.incarnation
 
     def _was_staged(self, order: ev.SaveStaged, now: float) -> None:
-        save, record = order.save, self._coordinator.facts.records[order.save]
+        save, record = order.save, self._coordinator.facts.records.get(order.save)
+        if record is None:
+            return
         self._losses = 0
         if not record.adopted:  # else it was staged before this daemon looked at its clock
             self._staged[save] = now

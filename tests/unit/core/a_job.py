@@ -2,6 +2,7 @@
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.core.beside import Beside
 from ckptd.core.coordinator.state_table import Table
 from ckptd.core.jobs import Catalogue
 from ckptd.core.node.load_reports import HOLD_S
@@ -12,6 +13,7 @@ from tests.runs import RUN, STORE_ID
 from tests.seals import a_seal
 
 Table.strict = True  # a step that no table of the core has is an error
+Beside.strict = True  # so is a bug that costs no save its orders
 KEY = JobKey("/store", "job")
 CAPACITY = 4096
 LATE = 10**8  # a scan that began after every number that was taken

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.core.beside import Beside
 from ckptd.core.coordinator.state_table import Table
 from ckptd.core.jobs import Catalogue
 from ckptd.core.policy import Policy
@@ -25,6 +26,7 @@ from tests.runs import RUN, SET, STORE_ID
 from tests.seals import a_seal, attestations_in, attestations_of
 
 Table.strict = True  # a step that no table of the core has is an error
+Beside.strict = True  # so is a bug that costs no save its orders
 _MOMENT_S = 0.2
 KEY = JobKey("/store", "job")
 ONE, TWO, THREE = (SaveId(1, n, 10 * n, RUN) for n in (1, 2, 3))
