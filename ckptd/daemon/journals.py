@@ -5,6 +5,7 @@ and the oldest go first; a record says how many. One segment at a time is on its
 """
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -45,7 +46,7 @@ FLUSH_S = 30.0
 FLUSH_NBYTES = 32 << 10
 _PAUSE_S = 5.0  # after a failure; doubled at each, up to
 _MAX_PAUSE_S = 600.0
-_LAST_S = 10.0  # a daemon that ends waits so long for its last segments
+_LAST_S = 10.0  # a daemon that ends waits so long for its last segments, at most
 _Milestone = tuple[str, str, int, int]  # digits of the run, kind of the record, incarnation and counter of the save
 
 
@@ -278,13 +279,17 @@ class Journals:
         self._drop_put(journal)
         self.tick()
 
-    def ending(self, now: float) -> bool:
-        """Whether the daemon, which wants to end, waits a moment for what is on its way to a store."""
+    def put_now(self, now: float) -> None:
+        """What a store lacks goes there without delay, also after failures."""
+        for journal in self._journals.values():
+            journal.due, journal.pause_s = (now if journal.due is not None else None), 0.0
+        self.tick()
+
+    def ending(self, now: float, until: float | None = None) -> bool:
+        """Whether a daemon that wants to end waits a moment, not beyond until, for what is on its way to a store."""
         if self._leave_by is None:
-            self._leave_by = now + _LAST_S
-            for journal in self._journals.values():
-                journal.due, journal.pause_s = (now if journal.due is not None else None), 0.0
-            self.tick()
+            self._leave_by = min(now + _LAST_S, math.inf if until is None else until)
+            self.put_now(now)
         return now < self._leave_by and any(one.due is not None and not one.pause_s for one in self._journals.values())
 
     def close(self, *, remove: bool) -> None:

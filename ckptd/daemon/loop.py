@@ -189,8 +189,11 @@ class Daemon:
         """Whether to leave now: asked to and nothing worth waiting for, or empty long enough."""
         now = time.monotonic()
         if self._stop.asked:
-            over = self._stop.over(now)
-            return over and not (self._stop.last and self._stop.asked == 1 and self._journals.ending(now))
+            begins, over = self._stop.until is None, self._stop.over(now)
+            if begins:
+                self._journals.put_now(now)  # beside the drain: of its time nothing may be left
+            waits = self._stop.last and self._stop.asked == 1
+            return over and not (waits and self._journals.ending(now, self._stop.until))
         if not self._config.exit_when_empty:
             return False
         at_work = self._cleaning.busy or self._encoding.busy or self._fetching.busy

@@ -304,6 +304,24 @@ def test_the_journal_of_a_job_that_was_forgotten_while_its_store_failed_goes_wit
     assert parts.kept == []
 
 
+def test_the_moment_that_it_waits_is_part_of_the_time_that_it_has_to_end(parts):
+    now = parts.clock.now
+    parts.worker.hangs = True
+    parts.keep()
+    assert parts.journals.ending(now, now + 3.0)
+    assert parts.journals.ending(now + 2.9, now + 3.0)
+    assert not parts.journals.ending(now + 3.0, now + 3.0)
+    parts.keep()
+    assert not parts.journals.ending(now + 3.0, now + 3.0), "not even for a record that came meanwhile"
+
+
+def test_what_is_due_later_goes_to_the_store_while_the_last_drain_runs(parts):
+    parts.keep()
+    parts.journals.put_now(parts.clock.now)
+    assert parts.steps == [1]
+    assert not parts.journals.ending(parts.clock.now, parts.clock.now), "nothing is left to wait for"
+
+
 def test_a_daemon_that_ends_waits_a_moment_for_a_store_and_not_for_one_that_hangs(parts):
     assert not parts.journals.ending(parts.clock.now)
     parts.keep()
