@@ -1,10 +1,12 @@
 """The last state of a job that no daemon of this node serves: from its journal, its store and this node's arena.
 
-A store may hang: ``python -m ckptd.cli.last_state ARENA JOB|PATH [STORE]`` looks at it, and has a deadline.
+A store may hang: ``python -m ckptd.cli.last_state ARENA JOB|PATH STORE|"" ...`` looks at them, and has a deadline.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 
 import msgspec
 
@@ -62,29 +64,65 @@ class _Refused(msgspec.Struct, frozen=True, tag="refused"):
     hint: str
 
 
-_decoder = msgspec.json.Decoder(Output | _Refused)
+class _Said(msgspec.Struct, frozen=True):
+    """A line of the child, of the job at this place. None: its store has been read, and the rest is computed."""
+
+    place: int
+    what: Output | _Refused | None = None
+
+
+_decoder = msgspec.json.Decoder(_Said)
+_Wanted = tuple[str, str | None]  # a job or a path, and the store where the job is
+_MOST_AT_ONCE = 64  # stores that hang leave the others a thread
 
 
 def asked(arena: str, target: str, store: str | None, timeout_s: float) -> Output:
     """The last state of the job that is named. Raises CkptdError; when the store is silent until then, too."""
-    told, ended = told_within(timeout_s, "ckptd.cli.last_state", arena, target, *([store] if store else []))
-    try:
-        found: Output | _Refused = _decoder.decode(told)
-    except MALFORMED:
-        if ended:
-            raise CkptdError(f"{target}: its last state cannot be read", hint=f"ckptd history {target}") from None
-        where = store or target
-        raise CkptdError(
-            f"the store of {target} does not answer in {timeout_s:g} s",
-            hint=f"is the mount alive? timeout 10 stat -f {where}; or give a longer --timeout",
-        ) from None
-    if isinstance(found, _Refused):
-        raise of_code(found.code, found.message, found.hint)
+    (found,) = asked_of(arena, [(target, store)], timeout_s)
+    if isinstance(found, CkptdError):
+        raise found
     return found
 
 
-def read(arena: str, target: str, store: str | None) -> Output:
-    """The same, in this process: blocks for as long as the store does. Raises CkptdError, OSError."""
+def asked_of(arena: str, wanted: Sequence[_Wanted], timeout_s: float) -> list[Output | CkptdError]:
+    """The same of several jobs, by one child and in the time of one: a store that hangs takes none of the others'."""
+    arguments = [argument for target, store in wanted for argument in (target, store or "")]
+    told, ended = told_within(timeout_s, "ckptd.cli.last_state", arena, *arguments)
+    said: dict[int, Output | _Refused | None] = {}
+    for text in told.splitlines():
+        try:
+            one = _decoder.decode(text)
+        except MALFORMED:
+            continue  # cut off
+        said[one.place] = one.what
+    return [
+        _found(said.get(place), one, timeout_s, read=place in said, ended=ended) for place, one in enumerate(wanted)
+    ]
+
+
+def _found(
+    said: Output | _Refused | None, wanted: _Wanted, timeout_s: float, *, read: bool, ended: bool
+) -> Output | CkptdError:
+    """read: the store has been. ended: nothing more will be said."""
+    target, store = wanted
+    if isinstance(said, Output):
+        return said
+    if said is not None:
+        return of_code(said.code, said.message, said.hint)
+    if ended:
+        return CkptdError(f"{target}: its last state cannot be read", hint=f"ckptd history {target}")
+    if read:
+        text = f"the store of {target} answers, and its journal takes more than {timeout_s:g} s to evaluate"
+        return CkptdError(text, hint="give a longer --timeout")
+    hint = f"is the mount alive? timeout 10 stat -f {store or target}; or give a longer --timeout"
+    return CkptdError(f"the store of {target} does not answer in {timeout_s:g} s", hint=hint)
+
+
+def read(arena: str, target: str, store: str | None, was_read: Callable[[], None] = lambda: None) -> Output:
+    """The same, in this process: blocks for as long as the store does. Raises CkptdError, OSError.
+
+    was_read: is called once the store has given all.
+    """
     key = journals.located(target, store)
     opened = open_store(key.store, common.integrity_of_settings())
     found = opened.scan(key.job)
@@ -92,6 +130,7 @@ def read(arena: str, target: str, store: str | None) -> Output:
         one.file.name: Here(one.content, len(one.content)) for one in found_journals(arena) if one.file.job == key
     }
     journal = read_journal(opened.files(key.job), segments)
+    was_read()
     runs = runs_of(journal.entries)
     saves = [entry.committed.save for entry in found.committed]
     if not runs and not saves:
@@ -128,8 +167,9 @@ def left(arena: str, timeout_s: float) -> tuple[list[str], list[str]]:
     None where nothing is left, or nothing can be read. Blocks for up to timeout_s, for the stores.
     """
     found = _left(arena)
+    states = asked_of(arena, [(one.job.job, one.job.store) for one in found], timeout_s) if found else []
     facts = [line for job in found for line in _living(job)]
-    facts += [line for job in found for line in _staged(job, arena, timeout_s / len(found))]
+    facts += [line for job, state in zip(found, states, strict=True) for line in _staged(job, state)]
     return facts, [f"last state of job {one.job.job}: ckptd status {one.job.store}/{one.job.job}" for one in found]
 
 
@@ -144,28 +184,39 @@ def living_text(ranks: tuple[int, ...] | list[int]) -> str:
     return f"{named_ranks(ranks)} {verb} here, and no save succeeds until a daemon runs"
 
 
-def _staged(left: LeftJob, arena: str, timeout_s: float) -> Iterator[str]:
+def _staged(left: LeftJob, state: Output | CkptdError) -> Iterator[str]:
     name = left.job.job
     if left.step is not None:
         ranks = f"{len(left.holders)} of {human.counted(left.world_size, 'rank')}"
         yield f"job {name}: step {left.step} is in memory here ({ranks})"
-    try:
-        durable = asked(arena, name, left.job.store, timeout_s).durable
-    except CkptdError as error:
-        yield f"job {name}: {error.message}"
+    if isinstance(state, CkptdError):
+        yield f"job {name}: {state.message}"
     else:
-        yield f"job {name}: " + (f"step {durable.step} is durable" if durable else "nothing is durable")
+        yield f"job {name}: " + (f"step {state.durable.step} is durable" if state.durable else "nothing is durable")
 
 
-def main(arena: str, target: str, store: str | None = None) -> None:
-    """Prints what ``read`` gives, or why there is nothing, as JSON."""
-    said: Output | _Refused
-    try:
-        with common.store_errors():
-            said = read(arena, target, store)
-    except CkptdError as error:
-        said = _Refused(error.code, error.message, error.hint)
-    sys.stdout.buffer.write(msgspec.json.encode(said))
+def main(arena: str, *wanted: str) -> None:
+    """Prints what ``read`` gives of each job and store, or why there is nothing: a line of JSON when it is known."""
+    lock = Lock()
+
+    def say(one: _Said) -> None:
+        with lock:
+            sys.stdout.buffer.write(msgspec.json.encode(one) + b"\n")
+            sys.stdout.buffer.flush()
+
+    def one(place: int, target: str, store: str) -> None:
+        what: Output | _Refused
+        try:
+            with common.store_errors():
+                what = read(arena, target, store or None, lambda: say(_Said(place)))
+        except CkptdError as error:
+            what = _Refused(error.code, error.message, error.hint)
+        say(_Said(place, what))
+
+    pairs = list(zip(wanted[::2], wanted[1::2], strict=True))
+    with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(pairs))) as threads:
+        for place, (target, store) in enumerate(pairs):
+            threads.submit(one, place, target, store)
 
 
 if __name__ == "__main__":

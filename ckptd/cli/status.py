@@ -3,17 +3,19 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import click
+import msgspec
 from msgspec import structs
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from ckptd.arena.ask import Daemon, NoDaemonError
 from ckptd.cli import common
-from ckptd.cli.last_state import asked, left
+from ckptd.cli.last_state import Output, asked, left
 from ckptd.cli.view.last import view
 from ckptd.cli.view.parts import error_text
 from ckptd.cli.view.screen import watch
@@ -28,6 +30,8 @@ a training starts one with connect(); it leaves when its last job is closed and 
 what is known of a job: ckptd status JOB|PATH
 what lies on a store: ckptd list PATH"""
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True)
 class _Wanted:
@@ -35,7 +39,6 @@ class _Wanted:
 
     nodes: bool
     everything: bool
-    interval_s: float
     job: "_Named | None" = None
 
     def status(self, daemon: Daemon) -> Status:
@@ -46,15 +49,6 @@ class _Wanted:
     def look(self, daemon: Daemon) -> StatusView:
         """One status. Raises CkptdError."""
         return StatusView(self.status(daemon), nodes=self.nodes, everything=self.everything)
-
-    def look_again(self, daemon: Daemon) -> RenderableType:
-        """A daemon that restarts is waited for: that is when one watches."""
-        try:
-            return self.look(daemon)
-        except CkptdError as error:
-            hint = f"\nhint: {error.hint}" if error.hint else ""
-            again = Text(f"looking again every {self.interval_s:g} s; Ctrl-C ends", "dim")
-            return Group(error_text(f"{error.message}{hint}"), again)
 
 
 @dataclass(frozen=True)
@@ -73,6 +67,52 @@ class _Named:
             for job in status.jobs
             if (job.job == self.target and place in {None, job.store}) or f"{job.store}/{job.job}" == path
         ]
+
+
+class _Look(Protocol):
+    """At what is to be shown, as often as asked."""
+
+    def facts(self) -> msgspec.Struct:
+        """For --json. Raises CkptdError."""
+
+    def view(self) -> RenderableType:
+        """For people. Raises CkptdError."""
+
+
+@dataclass(frozen=True)
+class _AtDaemon:
+    """At a daemon that is connected."""
+
+    daemon: Daemon
+    wanted: _Wanted
+
+    def facts(self) -> Status:
+        return judged(self.wanted.status(self.daemon))
+
+    def view(self) -> RenderableType:
+        return self.wanted.look(self.daemon)
+
+
+@dataclass(frozen=True)
+class _AtJob:
+    """At a job that no daemon of this node served: one may by now."""
+
+    arena: str
+    timeout_s: float
+    named: _Named
+    wanted: _Wanted
+
+    def facts(self) -> msgspec.Struct:
+        return self._looked(lambda daemon: _AtDaemon(daemon, self.wanted).facts(), lambda last: last)
+
+    def view(self) -> RenderableType:
+        return self._looked(self.wanted.look, view)
+
+    def _looked(self, served: Callable[[Daemon], _T], left: Callable[[Output], _T]) -> _T:
+        if _is_served(self.arena, self.timeout_s, self.named):
+            with Daemon(self.arena, self.timeout_s) as daemon:
+                return served(daemon)
+        return left(asked(self.arena, self.named.target, self.named.store, self.timeout_s))
 
 
 @click.command(epilog=common.example("ckptd status --watch --nodes", "ckptd status --json | jq '.jobs[].drain'"))
@@ -100,24 +140,35 @@ def command(  # noqa: PLR0913, PLR0917 - options
     path = common.arena_of(arena)
     console = common.console()
     named = _Named(target, store) if target is not None else None
+    wanted = _Wanted(nodes or everything, everything or not console.is_terminal, named)
     if named is not None and not _is_served(path, timeout_s, named):
-        last = asked(path, named.target, named.store, timeout_s)
-        if as_json:
-            common.print_json(last)
-        else:
-            common.show(view(last))
+        _show(_AtJob(path, timeout_s, named, wanted), console, interval_s if live else None, as_json=as_json)
         return
-    wanted = _Wanted(nodes or everything, everything or not console.is_terminal, interval_s, named)
     with _rest_told(path, timeout_s), Daemon(path, timeout_s) as daemon:
-        if not live:
-            _print(daemon, wanted, as_json=as_json)
-        elif as_json or not console.is_terminal or console.is_dumb_terminal:
-            _stream(daemon, wanted, as_json=as_json)
-        else:
-            wanted.look(daemon)  # a daemon that is not there at all is an error, not something to wait for
-            last_seen = watch(console, lambda: wanted.look_again(daemon), interval_s)
-            if last_seen is not None:
-                common.show(last_seen)
+        _show(_AtDaemon(daemon, wanted), console, interval_s if live else None, as_json=as_json)
+
+
+def _show(look: _Look, console: Console, interval_s: float | None, *, as_json: bool) -> None:
+    """Once, or again and again."""
+    if interval_s is None:
+        _print(look, as_json=as_json)
+    elif as_json or not console.is_terminal or console.is_dumb_terminal:
+        _stream(look, interval_s, as_json=as_json)
+    else:
+        look.view()  # what is not there at all is an error, not something to wait for
+        last_seen = watch(console, lambda: _again(look, interval_s), interval_s)
+        if last_seen is not None:
+            common.show(last_seen)
+
+
+def _again(look: _Look, interval_s: float) -> RenderableType:
+    """A daemon that restarts is waited for: that is when one watches."""
+    try:
+        return look.view()
+    except CkptdError as error:
+        hint = f"\nhint: {error.hint}" if error.hint else ""
+        again = Text(f"looking again every {interval_s:g} s; Ctrl-C ends", "dim")
+        return Group(error_text(f"{error.message}{hint}"), again)
 
 
 def _is_served(arena: str, timeout_s: float, named: _Named) -> bool:
@@ -141,21 +192,21 @@ def _rest_told(arena: str, timeout_s: float) -> Iterator[None]:
         raise ConnectError(error.message, hint=f"{error.hint}\n{_WHERE_DAEMONS_COME_FROM}") from None
 
 
-def _print(daemon: Daemon, wanted: _Wanted, *, as_json: bool, indent: int = 2) -> None:
+def _print(look: _Look, *, as_json: bool, indent: int = 2) -> None:
     if as_json:
-        common.print_json(judged(wanted.status(daemon)), indent=indent)
+        common.print_json(look.facts(), indent=indent)
     else:
-        common.show(wanted.look(daemon))
+        common.show(look.view())
 
 
-def _stream(daemon: Daemon, wanted: _Wanted, *, as_json: bool) -> None:
-    """One status per interval, one below the other. With JSON the exit code reports a lost daemon."""
+def _stream(look: _Look, interval_s: float, *, as_json: bool) -> None:
+    """One look per interval, one below the other. With JSON the exit code reports a lost daemon."""
     with contextlib.suppress(KeyboardInterrupt):
-        _print(daemon, wanted, as_json=as_json, indent=0)
+        _print(look, as_json=as_json, indent=0)
         while True:
-            time.sleep(wanted.interval_s)
+            time.sleep(interval_s)
             if as_json:
-                _print(daemon, wanted, as_json=True, indent=0)
+                _print(look, as_json=True, indent=0)
             else:
                 click.echo()
-                common.show(wanted.look_again(daemon))
+                common.show(_again(look, interval_s))

@@ -1,6 +1,8 @@
 """The last state of a job, from its runs and what is committed: what happened last, what would be lost. Pure."""
 
+import math
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import msgspec
 
@@ -46,11 +48,7 @@ class LastState(msgspec.Struct, frozen=True, kw_only=True):
 
 def last_of(runs: Sequence[Run], committed: Iterable[tuple[int, int, int]]) -> LastState:
     """Of a job's runs, the oldest first, and of the (incarnation, counter, step) of what its store has."""
-    saves = {(run.incarnation, save.counter): save for run in runs for save in run.saves if save.staged_s is not None}
-    for run in runs:
-        for restore in run.restores:  # what is newer and of an earlier run was given up then
-            loaded = (restore.incarnation, restore.counter)
-            saves = {at: save for at, save in saves.items() if at <= loaded or at[0] >= run.incarnation}
+    saves = _kept(runs)
     newest = max(committed, default=None)
     durable = None
     if newest is not None:
@@ -68,6 +66,22 @@ def last_of(runs: Sequence[Run], committed: Iterable[tuple[int, int, int]]) -> L
         unsaved=unsaved,
         newest_step=top if top >= 0 else None,
     )
+
+
+def _kept(runs: Sequence[Run]) -> dict[Order, Save]:
+    """Staged saves. A load gave up what is newer than what it loaded, and of an earlier run: so the last run first."""
+    found: dict[Order, Save] = {}
+    loaded: tuple[float, float] = (math.inf, 0)  # the oldest, by all later runs
+    for number, same in groupby(sorted(runs, key=_number, reverse=True), key=_number):
+        these = list(same)
+        staged = (((number, save.counter), save) for run in these for save in run.saves if save.staged_s is not None)
+        found.update((order, save) for order, save in staged if order <= loaded)
+        loaded = min([loaded, *((one.incarnation, one.counter) for run in these for one in run.restores)])
+    return found
+
+
+def _number(run: Run) -> int:
+    return run.incarnation
 
 
 def _staged(order: Order, save: Save) -> LastSave:

@@ -2,7 +2,11 @@
 
 import io
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 
 import msgspec
@@ -16,6 +20,7 @@ from ckptd.cli import last_state
 from ckptd.cli.view.last import view
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.files.child_process import told_within
 from ckptd.shared.protocol.journal import Ended, Lost, Name, RunBegan, RunEnded, Staged, framed, run_digits
 from ckptd.shared.protocol.messages import End
 from tests.checkpoints import write_checkpoint
@@ -199,3 +204,58 @@ def test_a_job_that_the_daemon_here_has_is_shown_alone(tmp_path, ckptd, monkeypa
         write_checkpoint(node.store, [{"w": torch.zeros(4)}], job="other", save=SaveId(1, 1, 50, RUN))
         assert told(ckptd, "other", "--store", node.store)["durable"]["step"] == 50
         assert ckptd("status", JOB, "--store", str(tmp_path / "elsewhere"), "--timeout", "60")[0] == 2
+
+
+def test_one_child_looks_for_all_jobs_and_says_when_a_store_has_answered(store, tmp_path):
+    told, ended = told_within(60, "ckptd.cli.last_state", str(tmp_path), "llama", store, "lama", store)
+    said = {}
+    for text in map(json.loads, told.splitlines()):
+        said.setdefault(text["place"], []).append(text["what"] and text["what"]["type"])
+    assert (said, ended) == ({0: [None, "last"], 1: ["refused"]}, True)
+    found, missing = last_state.asked_of(str(tmp_path), [("llama", store), ("lama", store)], 60)
+    assert (found.durable.step, str(missing).startswith(store)) == (50, True)
+
+
+def test_our_own_slowness_is_no_store_that_does_not_answer(store, tmp_path, monkeypatch):
+    told, _ = told_within(60, "ckptd.cli.last_state", str(tmp_path), "llama", store)
+    first, _, rest = told.partition(b"\n")
+    for cut in (b"", rest[:100]):  # the child was killed while it computed, or while it wrote
+        monkeypatch.setattr(last_state, "told_within", lambda *_, cut=cut: (first + b"\n" + cut, False))
+        with pytest.raises(
+            CkptdError, match="the store of llama answers, and its journal takes more than 5 s"
+        ) as error:
+            last_state.asked(str(tmp_path), "llama", store, 5)
+        assert "mount" not in error.value.hint
+        assert "--timeout" in error.value.hint
+
+
+@needs_fuse
+def test_a_store_that_hangs_takes_none_of_the_time_of_other_jobs(store, tmp_path):
+    with FuseStore(str(tmp_path)) as fuse:
+        shutil.copytree(f"{store}/llama", f"{fuse.path}/llama", symlinks=True)
+        fuse.hang()
+        began = time.monotonic()
+        wanted = [*[("llama", fuse.path)] * 5, ("llama", store)]
+        *hung, found = last_state.asked_of(str(tmp_path), wanted, 10)
+        assert time.monotonic() - began < 20
+        assert all("does not answer in 10 s" in str(one) for one in hung)
+        assert found.durable.step == 50
+        fuse.go_on()
+
+
+def test_without_a_daemon_watch_looks_again_and_sees_what_changes(store, tmp_path):
+    words = ("status", "llama", "--store", store, "--watch", "--json", "--interval", "0.1", "--timeout", "60")
+    child = subprocess.Popen(
+        ["env", "--default-signal=INT", sys.executable, "-m", "ckptd", *words], stdout=subprocess.PIPE,
+        env=os.environ | {"CKPTD_ARENA": str(tmp_path / "arena")},
+    )  # fmt: skip
+    try:
+        assert json.loads(child.stdout.readline())["durable"]["step"] == 50
+        write_checkpoint(store, [{"w": torch.zeros(4)}], job="llama", save=SaveId(1, 2, 100, RUN))
+        while json.loads(child.stdout.readline())["durable"]["step"] != 100:
+            pass
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == 0
+    finally:
+        child.kill()
+        child.communicate()

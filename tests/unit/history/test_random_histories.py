@@ -1,7 +1,6 @@
 """An account of any history: its figures are those of the journal, no counter falls, no record costs more."""
 
 import random
-import sys
 
 import msgspec
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from ckptd.cli.view.metrics import families
 from ckptd.history.account import Account, account_of
 from ckptd.history.goodput import spans, totals
+from ckptd.history.last import last_of
 from ckptd.history.runs import runs_of
 from ckptd.history.summary import rows
 from ckptd.shared.protocol.journal import (
@@ -24,6 +24,7 @@ from ckptd.shared.protocol.journal import (
     Steps,
 )
 from ckptd.shared.protocol.messages import End, Tier
+from tests.opcodes import opcodes
 from tests.unit import a_status
 from tests.unit.history.test_account import SHARES, counted
 from tests.unit.history.test_runs import staged
@@ -194,6 +195,38 @@ def test_failed_runs_are_counted_somewhere():
 # --- what a record costs
 
 
+@pytest.mark.parametrize("how", ["lost", "loaded"])
+def test_the_work_for_the_runs_and_the_last_state_of_a_journal_grows_as_the_journal_does(how):
+    """Each run loads what the one before it saved; where nothing happened in it, it is the begin of the next."""
+
+    def journal(count):
+        for number in range(1, count + 1):
+            yield run(number)
+            yield Restored(at=10.0 * number + 1, incarnation=number, counter=1, step=number, seconds=1.0, tiers={})
+            if how == "lost":
+                yield from (staged(10.0 * number + place, place, number + place) for place in range(1, 4))
+            yield RunEnded(at=10.0 * number + 9, how=how)
+
+    counts = []
+    for count in (100, 400):
+        entries = list(journal(count))
+        counts.append(opcodes(lambda of=entries: last_of(runs_of(of), [])))
+        assert len(runs_of(entries)) == (count if how == "lost" else 1)
+    assert counts[1] < 4.5 * counts[0], counts
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_load_gives_up_what_is_newer_of_all_runs_before_it(seed):
+    runs = runs_of(History(seed).entries)
+    saves = {(run.incarnation, one.counter): one for run in runs for one in run.saves if one.staged_s is not None}
+    for of in runs:
+        for restore in of.restores:
+            loaded = (restore.incarnation, restore.counter)
+            saves = {order: one for order, one in saves.items() if order <= loaded or order[0] >= of.incarnation}
+    unsaved = [(one.incarnation, one.counter, one.step, one.at) for one in last_of(runs, []).unsaved]
+    assert unsaved == [(*order, saves[order].step, saves[order].at) for order in sorted(saves, reverse=True)]
+
+
 def run(number):
     return RunBegan(
         at=10.0 * number, incarnation=number + 1, run=number.to_bytes(16, "big"), world_size=8, nodes=1, coordinator="a"
@@ -255,25 +288,6 @@ def add(account, entries):
         account.add(entry)
 
 
-def work(account, entries):
-    """Instructions of Python that it takes to add them."""
-    count = 0
-
-    def trace(frame, event, _argument):
-        nonlocal count
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        add(account, entries)
-    finally:
-        sys.settrace(before)
-    return count
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_neither_its_size_nor_the_work_for_a_record_grows(kind):
     found, seen = Account(), []
@@ -282,7 +296,7 @@ def test_neither_its_size_nor_the_work_for_a_record_grows(kind):
         entries = [entry for number in range(1 + 384 * part, 385 + 384 * part) for entry in kind(number)]
         traced = part in {1, 2, 9}
         if traced:
-            seen.append((work(found, entries) / len(entries), len(msgspec.msgpack.encode(found))))
+            seen.append((opcodes(lambda of=entries: add(found, of)) / len(entries), len(msgspec.msgpack.encode(found))))
         else:
             add(found, entries)
     most_work, most_nbytes = map(max, zip(*seen[:2], strict=True))
