@@ -15,7 +15,6 @@ from ckptd.history.goodput import Course, Kind, Span, added, first_chunk, goodpu
 from ckptd.history.runs import LOADED, since_staged
 from ckptd.history.spread import percentile
 from ckptd.history.times import Times
-from ckptd.shared.base.ids import RunId
 from ckptd.shared.protocol.journal import (
     Durable,
     Ended,
@@ -47,9 +46,7 @@ class _Save(msgspec.Struct):
 class _Present(Times, kw_only=True):
     """The newest run. empty: it has neither saves nor steps nor losses: the next one may be the same start."""
 
-    incarnation: int
-    run: RunId
-    world_size: int
+    record: RunBegan
     empty: bool = True
 
 
@@ -164,17 +161,18 @@ class Account(msgspec.Struct, kw_only=True):
 
     def _begin(self, began: RunBegan) -> None:
         self.run, before = began, self.present
-        same = before is not None and (before.incarnation, before.run) == (began.incarnation, began.run)
-        self.old = before is not None and not same and began.incarnation <= before.incarnation
+        known = before.record if before is not None else None
+        same = known is not None and (known.incarnation, known.run) == (began.incarnation, began.run)
+        self.old = known is not None and not same and began.incarnation <= known.incarnation
         if same or self.old:
             return
         self.present = present = _Present(
-            began=began.at, last=began.at, at=began.at, incarnation=began.incarnation, run=began.run,
-            world_size=began.world_size, reached=self.reached, marks=[], stalls=[], restores=[],
+            record=began, began=began.at, last=began.at, at=began.at, reached=self.reached,
+            marks=[], stalls=[], restores=[],
         )  # fmt: skip
         if before is None:
             return
-        if before.empty and before.how in {"", LOADED} and before.world_size == began.world_size:
+        if before.empty and before.how in {"", LOADED} and before.record.world_size == began.world_size:
             present.began = present.at = min(before.began, began.at)
             present.step, present.reached, present.restores = before.step, before.reached, before.restores
             return

@@ -40,7 +40,7 @@ ROWS = (
     ),
     _row(
         "history-knows-how-a-run-ended", "ckptd/history/runs.py",
-        "run.ended, run.how, run.over = entry.at, entry.how, True", "pass",
+        "self.ended, self.how, self.over = entry.at, entry.how, True", "pass",
         "history.py::test_a_job_that_was_killed_and_resumed_has_its_history",
     ),
     _row(
@@ -50,12 +50,12 @@ ROWS = (
     ),
     _row(
         "account-is-read-from-the-journal", "ckptd/store/worker.py",
-        "return account_of(journal.entries)", "return account_of([])",
+        "AccountRead(others, account_of(journal.entries))", "AccountRead(others, account_of([]))",
         "account.py::test_counts_and_times_go_on_when_another_daemon_takes_over",
     ),
     _row(
         "account-has-the-times-of-its-runs", "ckptd/history/account.py",
-        "isinstance(entry, RunEnded | Staged | Steps | Restored | Lost) and", "isinstance(entry, RunEnded) and",
+        "        present.mark(at, step)\n", "",
         "account.py::test_the_figures_are_those_that_history_reads_from_the_store",
     ),
     _row(
@@ -65,7 +65,7 @@ ROWS = (
     ),
     nodes_guard(
         "account-is-read-by-the-next-coordinator", "ckptd/store/worker.py",
-        "return account_of(journal.entries)", "return account_of([])",
+        "AccountRead(others, account_of(journal.entries))", "AccountRead(others, account_of([]))",
         "account.py::test_counts_go_on_at_the_daemon_of_another_node",
     ),
     play_guard(
