@@ -179,7 +179,7 @@ def test_a_store_that_hangs_under_a_scrub_costs_no_save_and_raises_no_alarm(tmp_
             wait_for(lambda: node.status().workers[0].busy)
             for step in (20, 30, 40, 50):
                 assert ranks.call("save", step)[0] < 2
-                assert ranks.call("wait", step, "staged")[0][0] == "staged"
+                assert [one[:2] for one in ranks.call("settle", step)] == [("staged", "kept")]
             began = time.monotonic()
             assert node.status().jobs
             assert time.monotonic() - began < 1
