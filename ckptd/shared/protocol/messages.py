@@ -132,8 +132,7 @@ class HandOver(_Request, frozen=True, kw_only=True):
 
     ``publication``: where this user wants a trainer's files once they are committed; only this message says it.
     ``late``: what verifies copies that run while training continues, or why there are none; empty: nothing is attached.
-    ``stall_s``: that the save has held up its caller so far. ``late_nbytes``: of it, copied so. ``late_s``: since the
-    call, without stalls: for so long training went on while the save was not complete.
+    ``stall_s``: that the save has held up its caller so far; ``late_s``: that it did not. ``late_nbytes``: copied so.
     """
 
     slot: SlotName

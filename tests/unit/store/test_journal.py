@@ -30,6 +30,9 @@ ALL = [
     log.Restored(
         at=7.0, incarnation=2, counter=1, step=10, seconds=3.0, tiers={Tier.PEER: 8, Tier.ARENA: 8}, nbytes=9, newest=12
     ),
+    log.Damaged(
+        at=7.5, incarnation=2, counter=1, step=10, node="b", tier=Tier.PFS, rank=3, what="digest", mended="parity"
+    ),
     log.Steps(at=8.0, step=30),
     log.Problem(at=9.0, text="drain failed", times=3),
     log.Missing(at=10.0, records=4),
