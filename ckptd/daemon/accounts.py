@@ -20,7 +20,8 @@ from ckptd.history.account import Account
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.base.log_line import line
 from ckptd.shared.protocol.journal import Entry, RunBegan
-from ckptd.store.messages import AccountRead, ArenaSegment, Done, Failed, ReadAccount
+from ckptd.store.journal_messages import AccountRead, ArenaSegment, ReadAccount
+from ckptd.store.messages import Done, Failed
 from ckptd.store.workers import Stores
 
 log = logging.getLogger("ckptd")

@@ -37,7 +37,8 @@ from ckptd.shared.protocol.journal import (
     read_segment,
     run_digits,
 )
-from ckptd.store.messages import ArenaSegment, Done, Failed, PutJournal
+from ckptd.store.journal_messages import ArenaSegment, PutJournal
+from ckptd.store.messages import Done, Failed
 from ckptd.store.workers import Stores
 
 log = logging.getLogger("ckptd")

@@ -16,7 +16,6 @@ from typing import Annotated, Generic, TypeVar
 import msgspec
 
 from ckptd import __version__
-from ckptd.history.account import Account
 from ckptd.shared.base.decoding import MALFORMED, decoded
 from ckptd.shared.base.errors import ProtocolError, UnknownMessageError
 from ckptd.shared.base.ids import (
@@ -32,10 +31,10 @@ from ckptd.shared.base.ids import (
     rank_of_file,
 )
 from ckptd.shared.format.manifest import ParityRecord, Vote
-from ckptd.shared.protocol.journal import MAX_SEGMENTS
 from ckptd.shared.protocol.publication import MAX_INTENTS, Intent
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
 from ckptd.store.facts import CommitOutcome, Committer, OpenedStore, Scan, Taker
+from ckptd.store.journal_messages import AccountRead, PutJournal, ReadAccount
 from ckptd.store.scrub_messages import MendCheckpoint, ReadBlock, ScrubCheckpoint, ScrubRequest, ScrubResult
 
 VERSION = 7
@@ -188,48 +187,6 @@ class SweepTrash(msgspec.Struct, frozen=True, kw_only=True, tag="sweep-trash"):
     job: JobName
 
 
-class PutJournal(msgspec.Struct, frozen=True, kw_only=True, tag="put-journal"):
-    """A segment of the job's journal, as it lies in the arena. Answered by no result. Can be repeated.
-
-    ``start``, ``nbytes``: of the segment in the file at path. ``first``: none of its name was put before.
-    """
-
-    id: int
-    store_id: StoreId
-    job: JobName
-    name: Annotated[str, msgspec.Meta(max_length=64)]
-    path: str
-    start: Nbytes
-    nbytes: Nbytes
-    first: bool = False
-
-
-class ArenaSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment of a journal that lies in the arena. start, nbytes: of it in the file at path."""
-
-    name: Annotated[str, msgspec.Meta(max_length=64)]
-    path: str
-    start: Nbytes
-    nbytes: Nbytes
-
-
-class ReadAccount(msgspec.Struct, frozen=True, kw_only=True, tag="read-account"):
-    """What the job's runs have come to, by its journal. Answered by AccountRead. Can be repeated.
-
-    ``segments``: in the arena: so many bytes of each count, also once the store has it and the arena has not.
-    ``last``: of the writer who asks, later segments do not count: it knows what is in them.
-    ``seen``: ``others`` of the answer that it has; None: it has none.
-    """
-
-    id: int
-    store_id: StoreId
-    job: JobName
-    writer: Annotated[str, msgspec.Meta(max_length=8)]
-    last: int
-    seen: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
-    segments: Annotated[list[ArenaSegment], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
-
-
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     """Whether the store answers. Answered by Space."""
 
@@ -281,13 +238,6 @@ class Space(msgspec.Struct, frozen=True, tag="space"):
 
     free_nbytes: int
     total_nbytes: int
-
-
-class AccountRead(msgspec.Struct, frozen=True, tag="account-read"):
-    """others: the last segments of other writers. account: None: they are those that the daemon has seen."""
-
-    others: str
-    account: Account | None
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

@@ -30,12 +30,12 @@ from ckptd.shared.stores.kinds import loaded
 from ckptd.store.drain import drain
 from ckptd.store.interface import Store
 from ckptd.store.journal import Here, last_of_others, put_segment, read_journal
+from ckptd.store.journal_messages import AccountRead, PutJournal, ReadAccount
 from ckptd.store.messages import (
     DAEMON,
     LANES,
     MAIN,
     WORKER,
-    AccountRead,
     Commit,
     Done,
     Drain,
@@ -46,8 +46,6 @@ from ckptd.store.messages import (
     Progress,
     Publish,
     Published,
-    PutJournal,
-    ReadAccount,
     RemoveCheckpoint,
     Removed,
     RemovePartial,

@@ -24,7 +24,8 @@ from ckptd.daemon import journals as module
 from ckptd.shared.format import arena_paths
 from ckptd.shared.protocol import journal as log
 from ckptd.store.journal import read_journal
-from ckptd.store.messages import Failed, ReadAccount
+from ckptd.store.journal_messages import ReadAccount
+from ckptd.store.messages import Failed
 from ckptd.store.worker import put_journal
 from tests.unit.daemon.test_journals import FLUSH_S, Parts, Worker
 

@@ -20,7 +20,8 @@ from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.protocol import journal as log
 from ckptd.store.journal import read_journal
-from ckptd.store.messages import MAIN, AccountRead, Done, Failed, ReadAccount, lane_of
+from ckptd.store.journal_messages import AccountRead, ReadAccount
+from ckptd.store.messages import MAIN, Done, Failed, lane_of
 from ckptd.store.opening import open_store
 from ckptd.store.worker import put_journal, read_account
 from tests.runs import OTHER_RUN, RUN
