@@ -180,8 +180,22 @@ class Facts:
         """An error, and each line of it that says what to type on a row of its own."""
         for kind, line in error_lines(error):
             is_hint = kind == "hint"
-            shown = Text(line, "cyan" if is_hint else "")
+            shown = Hint(line) if is_hint else Text(line)
             self.add(label if kind == "error" else kind, shown, "cyan" if is_hint else style)
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What to type. Where it needs more than a line, each part begins one: a command stays whole, to be copied."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        fits = cell_len(self.text) <= options.max_width
+        yield Text(self.text if fits else self.text.replace("; ", "\n"), "cyan")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, Text(self.text))
 
 
 def error_lines(error: str) -> list[tuple[str, str]]:

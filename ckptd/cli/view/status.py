@@ -49,7 +49,8 @@ class StatusView:
         yield _header(status, page)
         for job in status.jobs:
             yield Text()
-            yield from _job(job, [one for one in shown if one.job == job.job], page)
+            found = [one for one in shown if one.job == job.job]
+            yield from _job(job, found, page, alone=len(status.jobs) == 1)
         if not self.status.jobs:
             yield Text("\nno job yet: a training joins with ckptd_client.connect(job=...)", style="dim")
 
@@ -88,6 +89,8 @@ def _header(status: Status, page: _Page) -> RenderableType:
     for job in status.jobs:
         if job.restore is not None:
             rows.add("load", Text(_named(status, job.job) + _restore(job.restore, job.world_size), "cyan"))
+    if len(status.jobs) == 1:
+        rows.add("safe", _safe(status.jobs[0], page))
     rows.add("memory", _memory(status, page))
     if status.tightest_limit:
         rows.add("limit", Name(status.tightest_limit))
@@ -123,14 +126,15 @@ def _memory(status: Status, page: _Page) -> Text:
 # --- a job
 
 
-def _job(job: JobStatus, found: list[Unsafe], page: _Page) -> Iterator[RenderableType]:
-    """found: what the top says of it, which is not said again."""
+def _job(job: JobStatus, found: list[Unsafe], page: _Page, *, alone: bool) -> Iterator[RenderableType]:
+    """found: what the top says of it, which is not said again; nor is it said how safe it is where it is alone."""
     nodes = human.counted(len(job.nodes), "node") if len(job.nodes) > 1 else ""
     facts = page.joined(f"incarnation {job.incarnation}", human.counted(job.world_size, "rank"), nodes)
     yield Text.assemble((human.printable(job.job), "bold"), "  ", facts, no_wrap=True, overflow="ellipsis")
     codes = {one.code for one in found}
     rows = Facts()
-    rows.add("safe", _safe(job, page))
+    if not alone:
+        rows.add("safe", _safe(job, page))
     if job.drain is not None:
         rows.add("drain", _drain(job.drain, page, codes))
     if _LOST_ENDS & set(job.ends):

@@ -225,7 +225,7 @@ _CAUSES = (
         ("No space left", "Disk quota exceeded"),
         "store_full",
         "the store is full",
-        "make room: df -h {store}; ckptd prune --dry-run --keep-last 1 {store}/{job}",
+        "make room: df -h {store}; ckptd prune --dry-run --keep-last 1 {store}/{job}; then without --dry-run",
     ),
     _Cause(("Read-only file system",), "store_read_only", "the store is read-only", "mount -o remount,rw; {doctor}"),
     _Cause(
@@ -266,7 +266,7 @@ def _store_slow(look: Look) -> Iterator[Found]:
     text = f"the store takes {takes} per save, you save each {every}: {pace.outrun:,} saves never became durable"
     nth = max(2, math.ceil(_ROOM * pace.drain_s / pace.save_every_s))
     steps = f"drain_every={nth * pace.save_every_steps}" if pace.save_every_steps else f"drain_every='{takes}'"
-    yield Found(text, f"connect({steps}) drains one save in {nth}; the others stay in memory")
+    yield Found(text, f"connect({steps}) drains one save in {nth}; the others stay in memory until newer ones come")
 
 
 def _saves_lost(look: Look) -> Iterator[Found]:

@@ -89,7 +89,7 @@ CASES = {
     "store_full": (
         found(drain=failing("[Errno 28] No space left on device: '/s/x'")),
         "the store is full: step 1300 is not durable, tried 3 times, again in 8s; nothing is durable since step 1100",
-        f"make room: df -h {a_status.STORE}; ckptd prune --dry-run --keep-last 1 {a_status.STORE}/llama-7b",
+        f"make room: df -h {a_status.STORE}; ckptd prune --dry-run --keep-last 1 {a_status.STORE}/llama-7b; then",
     ),
     "store_read_only": (
         found(drain=failing("[Errno 30] Read-only file system")),
@@ -198,7 +198,7 @@ def test_json_has_them():
         {
             "code": "store_slow",
             "text": "the store takes 34s per save, you save each 20s: 12 saves never became durable",
-            "hint": "connect(drain_every=150) drains one save in 3; the others stay in memory",
+            "hint": "connect(drain_every=150) drains one save in 3; the others stay in memory until newer ones come",
             "job": "llama-7b",
         }
     ]
