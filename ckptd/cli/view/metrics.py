@@ -182,6 +182,7 @@ def _add_pace(found: _Jobs, job: JobStatus) -> None:
 def _add_goodput(found: _Jobs, job: JobStatus) -> None:
     if (told := job.goodput) is None:
         return
+        found.add(job, "drain_due_seconds", "Since a save was due, with none durable since.", job.pace.due_s)
     ettr = "effective_training_time_ratio"
     found.add(job, ettr, "Of the wall time of the job's runs, the part that counts.", told.ettr)
     for kind, seconds in spent(told).items():

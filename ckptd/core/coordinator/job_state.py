@@ -59,6 +59,7 @@ class JobState:
         self.disputed = -1  # an incarnation number that an older run on the store has too
         self.active: SaveId | None = None  # being drained or committed
         self.last_drain: LastDrain | None = None
+        self.due_since: float | None = None  # for the store; if others wait as a save becomes durable, from then on
         self.retry_at: float | None = None  # no drain begins, no commit is made again before
         self.lacked_a_node = False  # that is why: it need not wait for longer than the node is away
         # of the saves
@@ -150,9 +151,15 @@ class JobState:
         record.state = after
         self._in[after][record.save] = record
         record.staged |= after in WHOLE
+        self.due_since = None if after is State.DURABLE else self.due_since
         self.moves += 1
         self._newest_is_known = False
         return True
+
+    @property
+    def waits_for_store(self) -> bool:
+        """Whether a save is on its way there."""
+        return self.active is not None or bool(self._in[State.QUEUED])
 
     def protect(self, record: Record) -> None:
         """Every set has encoded the save."""

@@ -22,7 +22,6 @@ from ckptd.shared.protocol.tier_runs import Tiers
 from ckptd.shared.protocol.topology import Topology
 
 _MOST_LOST = 16  # losses in a row that have a record each; the others are added up
-_MOST_SAVES = 64  # of which is known when they were staged
 _MOST_TEXTS = 64  # problems that are known to be the same again
 
 
@@ -46,7 +45,6 @@ class Journal:
         self._began: log.RunBegan | None = None  # the record of the present run, once it has one
         self._draft: tuple[Topology | None, log.RunBegan] | None = None  # it would be this, as of the last turn
         self._out: list[Action] = []
-        self._staged: dict[SaveId, float] = {}  # when
         self._down: dict[str, bool] = {}  # nodes that do not answer, and whether something lay there
         self._gone: set[int] = set()  # ranks that ended without a word
         self._losses = 0  # since a save was staged
@@ -182,10 +180,6 @@ class Journal:
         if record is None:
             return
         self._losses = 0
-        if not record.adopted:  # else it was staged before this daemon looked at its clock
-            self._staged[save] = now
-            for oldest in list(self._staged)[:-_MOST_SAVES]:
-                del self._staged[oldest]
         if self._incarnation_of(save):
             return  # it was found, and is on record since it was saved
         self._write(
@@ -205,7 +199,7 @@ class Journal:
     def _was_protected(self, order: ev.SaveProtected, now: float) -> None:
         save = order.save
         if not self._incarnation_of(save):
-            seconds = now - self._staged.get(save, now)
+            seconds = _staged_s(self._coordinator.facts.records.get(save), now)
             self._write(log.Protected(at=0, counter=save.counter, seconds=seconds), now)
 
     def _was_ended(self, order: ev.SaveEnded, now: float) -> None:
@@ -230,7 +224,7 @@ class Journal:
                 log.Durable(
                     at=0,
                     counter=save.counter,
-                    seconds=now - self._staged.get(save, now),
+                    seconds=_staged_s(record, now),
                     drain_s=drain.seconds if drain is not None and drain.save == save else 0.0,
                     nbytes=there.nbytes if there is not None else record.nbytes,
                     tries=record.failures + 1,
@@ -362,3 +356,8 @@ def _counted(tiers: Tiers, world_size: int) -> dict[Tier, int]:
         found[run.tier] = found.get(run.tier, 0) + run.count
     usual = world_size - sum(found.values())
     return {tiers.usual: usual, **found} if usual > 0 else found
+
+
+def _staged_s(record: Record | None, now: float) -> float:
+    """Since it was staged; 0: not known."""
+    return now - record.staged_at if record is not None and record.staged_at is not None else 0.0

@@ -20,6 +20,7 @@ class Record:
     since: float
     state: State = State.STAGING
     staged: bool = False  # every rank's segment was sealed, once
+    staged_at: float | None = None  # None: it is not, or was before this daemon looked at its clock
     held: dict[int, set[str]] = field(default_factory=dict)  # rank -> nodes whose arenas have it
     changes: int = 0  # of held
     delivered: dict[int, int] = field(default_factory=dict)  # rank -> bytes

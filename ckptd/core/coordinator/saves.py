@@ -27,6 +27,8 @@ class Saves(Drains):
 
     def react(self, now: float) -> list[Action]:
         """What follows from the facts, as they are now."""
+        if self._facts.due_since is None and self._facts.waits_for_store:
+            self._facts.due_since = now
         return [*self.end_incomplete(), *self.retention.after_loads(), *self.start_drain(now)]
 
     # --- staging
@@ -124,6 +126,7 @@ class Saves(Drains):
         record.reason, record.due = "", record.due or (not disputed and self.due.is_due(record.save, now))
         if not self._facts.move(record, On.WHOLE_DUE if record.due else On.WHOLE):
             return []
+        record.staged_at = None if record.adopted else now
         actions = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save))]
         actions += self._outrun(record.save)
         if disputed:
@@ -179,6 +182,8 @@ class Saves(Drains):
         self._facts.incarnation, self._facts.awaited = session.incarnation, awaited
         self.fence.begin(session.incarnation, session.run, session.session)
         self.due.begin()
+        if not self._facts.waits_for_store:  # what an older one gave up is not waited for
+            self._facts.due_since = None
 
     def dispute(self, incarnation: int) -> list[Action]:
         """An older run owns this incarnation's names: nothing may be drained, or matched with the store."""

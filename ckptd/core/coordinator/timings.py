@@ -32,6 +32,7 @@ class Timings:
             drain_s=_rounded(max(last.seconds if last is not None else 0.0, self.running_s(now))),
             drain_bytes_per_s=round(last.bytes_per_s, 1) if last is not None else None,
             outrun=sum(record.state is State.SUPERSEDED and not record.error for record in ours),
+            due_s=round(now - self._facts.due_since, 3) if self._facts.due_since is not None else 0.0,
         )
 
     def due_saves(self) -> list[Record]:

@@ -84,6 +84,7 @@ class PaceStatus(msgspec.Struct, frozen=True, kw_only=True):
 class RestoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A load that runs."""
 
+    due_s: float = 0.0  # since a save was due, or the last became durable while others waited; 0: none is due
     phase: str  # collecting, fetching, draining, reading
     seconds: float  # since the first rank called it
     step: int | None  # that is read; None: not chosen yet

@@ -143,7 +143,7 @@ def test_the_page_and_the_alerts_name_what_there_is(told):
     page = set(re.findall(r"`(ckptd_[a-z_]+)`", (ROOT / "docs/metrics.md").read_text()))
     assert page == there | {"ckptd_nodes", "ckptd_nodes_reachable", "ckptd_ranks_unserved"}
     alerts = (ROOT / "deploy/prometheus/alerts.yml").read_text()
-    assert {re.sub(r"_count$", "", name) for name in re.findall(r"\bckptd_[a-z_]+", alerts)} <= page
+    assert {re.sub(r"_(sum|count)$", "", name) for name in re.findall(r"\bckptd_[a-z_]+", alerts)} <= page
 
 
 def test_what_is_durable_is_reported_however_many_newer_ones_there_are():

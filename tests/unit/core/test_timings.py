@@ -5,7 +5,7 @@ from ckptd.core import events as ev
 from ckptd.history.account import Account
 from ckptd.history.distribution import DRAIN_RATE, RESTORE, STALL
 from ckptd.shared.base.ids import SaveId
-from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.protocol.messages import Cadence, Tier
 from tests.runs import RUN
 from tests.unit.core.a_job import KEY, AJob
 from tests.unit.core.nodes import a_cluster
@@ -47,6 +47,16 @@ def test_each_milestone_is_counted_once_from_the_first_rank_on():
     }
     last = job.facts.last_drain
     assert (last.save, last.seconds, last.nbytes) == (save(1), 10.0, 20)
+
+
+def test_a_drain_during_which_many_saves_are_made_has_its_whole_time():
+    job = AJob(slots_per_rank=8, cadence=Cadence(0, 7200.0)).start()
+    job.take()
+    for number in range(1, 101):
+        job.stage_all(save(number))
+        job.tick(60.0)
+    job.drain(save(1))
+    assert values(job.did)["durable", ""] == (1, 6000.0)
 
 
 def test_a_save_that_never_became_whole_is_not_counted():
@@ -106,3 +116,63 @@ def test_a_commit_of_votes_that_were_found_says_nothing_of_the_store():
     job.say(ev.CommitEnded(job=KEY, save=save(1), nbytes=20))
     assert job.facts.last_drain is None
     assert timings(job).pace(job.now).drain_s is None
+
+
+def due_s(job):
+    return timings(job).pace(job.now).due_s
+
+
+def test_between_the_drains_of_a_job_that_drains_rarely_no_save_is_due():
+    job = AJob(slots_per_rank=8, cadence=Cadence(0, 7200.0)).start()
+    for number in range(1, 240):
+        job.stage_all(save(number))
+        job.tick(60.0)
+        if job.facts.active is not None:
+            assert due_s(job) == 60.0
+            job.drain(job.facts.active)
+        assert due_s(job) == 0.0
+        job.tick()
+    assert len(job.facts.on_store) == 2
+
+
+def test_saves_that_fail_or_are_superseded_are_due_until_one_is_durable():
+    job = AJob(slots_per_rank=8).start()
+    for number in range(1, 200):  # more than there are records
+        job.stage_all(save(number))
+        job.tick(60.0)
+        if (active := job.facts.active) is not None:
+            job.say(ev.Drained(job=KEY, save=active, problem="No space left on device"))
+        assert due_s(job) == 60.0 * number
+    job.tick(7200.0)
+    job.drain(job.facts.active)
+    assert due_s(job) == 0.0
+
+
+def test_what_waits_while_another_drain_ends_is_due_from_then():
+    job = AJob(slots_per_rank=8).start()
+    job.stage_all(save(1))
+    job.tick(30.0)
+    job.stage_all(save(2))
+    job.tick(30.0)
+    assert due_s(job) == 60.0
+    job.drain(save(1))
+    job.tick(5.0)
+    assert due_s(job) == 5.0
+
+
+def test_what_an_ended_run_left_is_not_due_for_the_next_one():
+    job = AJob(slots_per_rank=8, drain_give_up_s=100.0).start()
+    job.stage_all(save(1))
+    for _ in range(2):
+        job.tick(200.0)
+        job.say(ev.Drained(job=KEY, save=save(1), problem="No space left on device"))
+    assert (job.facts.active, due_s(job)) == (None, 400.0)
+    for rank in range(2):
+        job.gone(rank)
+    assert job.facts.active == save(1), "it is tried again: no rank lives"
+    for _ in range(2):
+        job.tick(25_000.0)
+        job.say(ev.Drained(job=KEY, save=save(1), problem="No space left on device"))
+    assert due_s(job) == 50_400.0
+    job.start("b", number=2)
+    assert due_s(job) == 0.0
