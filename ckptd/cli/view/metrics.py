@@ -154,7 +154,7 @@ def _of_jobs(status: Status) -> Iterator[Metric]:
         _add_drain(found, job)
         _add_pace(found, job)
         _add_goodput(found, job)
-        codes = {one.code for one in status.unsafe if one.job == job.job}
+        codes = {one.code for one in status.unsafe if one.is_of(job)}
         for rule in RULES:
             found.add(job, "unsafe", "1 while status says so.", rule.code in codes, code=rule.code)
     return iter(found.families.values())

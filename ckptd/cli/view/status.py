@@ -49,7 +49,7 @@ class StatusView:
         yield _header(status, page)
         for job in status.jobs:
             yield Text()
-            found = [one for one in shown if one.job == job.job]
+            found = [one for one in shown if one.is_of(job)]
             yield from _job(job, found, page, alone=len(status.jobs) == 1)
         if not self.status.jobs:
             yield Text("\nno job yet: a training joins with ckptd_client.connect(job=...)", style="dim")
@@ -88,7 +88,7 @@ def _header(status: Status, page: _Page) -> RenderableType:
     _add_unsafe(rows, status, page)
     for job in status.jobs:
         if job.restore is not None:
-            rows.add("load", Text(_named(status, job.job) + _restore(job.restore, job.world_size), "cyan"))
+            rows.add("load", Text(_named(status, job.job, job.store) + _restore(job.restore, job.world_size), "cyan"))
     if len(status.jobs) == 1:
         rows.add("safe", _safe(status.jobs[0], page))
     rows.add("memory", _memory(status, page))
@@ -106,14 +106,17 @@ def _add_unsafe(rows: Facts, status: Status, page: _Page) -> None:
     """What is wrong and what to type, before anything else: a glance at five lines is enough."""
     most = page.max_unsafe
     for one in status.unsafe[:most]:
-        rows.error(f"{_named(status, one.job)}{one.text}\nhint: {one.hint}", label="unsafe")
+        rows.error(f"{_named(status, one.job, one.store)}{one.text}\nhint: {one.hint}", label="unsafe")
     if most and len(status.unsafe) > most:
         rows.add("", Text(f"and {len(status.unsafe) - most:,} more: ckptd status --nodes --all", "yellow"))
 
 
-def _named(status: Status, job: str) -> str:
+def _named(status: Status, job: str, store: str) -> str:
     """Of which job a line is, where there are several."""
-    return f"{job}: " if len(status.jobs) > 1 else ""
+    if len(status.jobs) <= 1:
+        return ""
+    alike = sum(one.job == job for one in status.jobs) > 1
+    return f"{job} in {human.printable(store)}: " if alike else f"{job}: "
 
 
 def _memory(status: Status, page: _Page) -> Text:

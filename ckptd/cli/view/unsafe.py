@@ -61,7 +61,7 @@ def unsafe(status: Status) -> list[Unsafe]:
     """The findings in all jobs, the worst first."""
     looks = [Look(job, _worker(status, job)) for job in status.jobs]
     return [
-        Unsafe(code=rule.code, job=look.job.job, text=found.text, hint=found.hint)
+        Unsafe(code=rule.code, job=look.job.job, store=look.job.store, text=found.text, hint=found.hint)
         for rule in RULES
         for look in looks
         for found in rule.find(look)

@@ -22,6 +22,11 @@ class Unsafe(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     hint: str  # what to type or to change
     job: str = ""  # empty: the whole daemon
+    store: str = ""  # of the job: two jobs of one name in two stores are two
+
+    def is_of(self, job: "JobStatus") -> bool:
+        """Whether it is said of this one."""
+        return (self.job, self.store) == (job.job, job.store)
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):

@@ -112,6 +112,17 @@ def test_how_long_saves_take_and_what_is_not_safe(told):
     assert of(told, "ckptd_drain_seconds", "tiny") is None
 
 
+def test_jobs_of_one_name_in_two_stores_are_two():
+    here, there = a_status.job(), a_status.job(store="/other", pace=None)
+    registry = CollectorRegistry()
+    registry.register(Told(a_status.status(jobs=[here, there])))
+    found = samples(generate_latest(registry).decode())
+    says = {
+        store: of(found, "ckptd_unsafe", here.job, code="store_slow", store=store) for store in (here.store, "/other")
+    }
+    assert says == {here.store: 1, "/other": 0}
+
+
 def test_where_the_time_went_and_counts_of_all_runs(told):
     assert of(told, "ckptd_effective_training_time_ratio", "llama-7b") == 0.946
     kinds = ("training", "repeated", "stall", "restore", "start", "unexplained")

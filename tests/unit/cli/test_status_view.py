@@ -52,6 +52,13 @@ def test_a_busy_daemon_fits_in_80_columns():
         assert part in re.sub(r" +\n", "\n", text)
 
 
+def test_of_jobs_of_one_name_each_has_its_own_problems_and_is_named_with_its_store():
+    jobs = [a_status.job(store="/one"), a_status.job(store="/two", pace=None)]
+    text = shown(a_status.status(jobs=jobs), width=200)
+    assert "unsafe   llama-7b in /one: the store takes 34s per save" in text
+    assert "llama-7b in /two: the store takes" not in text
+
+
 @pytest.mark.parametrize(("busy", "idle_s", "told"), [(1, 45.0, True), (1, 5.0, False), (0, 4500.0, False)])
 def test_a_store_that_does_not_answer_is_reported_long_before_it_is_given_up(busy, idle_s, told):
     worker = WorkerStatus(store="/s", pid=77, busy=busy, idle_s=idle_s)

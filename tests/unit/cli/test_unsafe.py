@@ -200,6 +200,7 @@ def test_json_has_them():
             "text": "the store takes 34s per save, you save each 20s: 12 saves never became durable",
             "hint": "connect(drain_every=150) drains one save in 3; the others stay in memory until newer ones come",
             "job": "llama-7b",
+            "store": a_status.STORE,
         }
     ]
 
