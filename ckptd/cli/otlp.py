@@ -1,6 +1,7 @@
 """Pushes the metrics of the daemon that holds an arena to an OpenTelemetry collector, over OTLP and HTTP.
 
-Names, labels and bounds are those that Prometheus scrapes. Its libraries are an extra: ``pip install 'ckptd[otel]'``.
+Names, labels and bounds are those that Prometheus scrapes; a histogram is one metric. Its libraries are an extra:
+``pip install 'ckptd[otel]'``.
 """
 
 import threading
@@ -13,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
 from ckptd import __version__
+from ckptd.cli.view.metrics import OF_DAEMON, STARTED
 from ckptd.shared.base.errors import UsageError
 
 try:
@@ -28,6 +30,7 @@ except ImportError as _error:
 
 _PATH = "/v1/metrics"
 _PATIENCE_S = 10.0
+_UNKNOWN = 0  # start time: of what is older than the daemon, and of gauges
 
 
 def push(registry: CollectorRegistry, endpoint: str, interval_s: float) -> None:
@@ -52,8 +55,9 @@ def push(registry: CollectorRegistry, endpoint: str, interval_s: float) -> None:
 
 def _data(families: Iterable[Metric], now_ns: int) -> "otel.MetricsData":
     families = list(families)
-    uptime_s = next((one.samples[0].value for one in families if one.name == "ckptd_uptime_seconds"), 0.0)
-    metrics = [metric for family in families for metric in _metrics(family, int(now_ns - uptime_s * 1e9), now_ns)]
+    began_at = next((one.samples[0].value for one in families if one.name == f"ckptd_{STARTED}"), 0.0)
+    starts = dict.fromkeys(OF_DAEMON, int(began_at * 1e9))
+    metrics = [one for family in families for one in _metrics(family, starts.get(family.name, _UNKNOWN), now_ns)]
     facts = next((one.samples[0].labels for one in families if one.name == "ckptd"), {})
     named = {"service.name": "ckptd", "service.version": __version__}
     resource = Resource(named | ({"host.name": facts["node"]} if facts else {}))
@@ -62,15 +66,19 @@ def _data(families: Iterable[Metric], now_ns: int) -> "otel.MetricsData":
 
 
 def _metrics(family: Metric, start_ns: int, now_ns: int) -> Iterator["otel.Metric"]:
+    """One; none without samples. All samples of a family that is no histogram have one name."""
+    if not family.samples:
+        return
+    name = family.name
     temporality = AggregationTemporality.CUMULATIVE
     data: otel.Gauge | otel.Sum | otel.Histogram
     if family.type == "histogram":
         data = otel.Histogram(list(_distributions(family.samples, start_ns, now_ns)), temporality)
     else:
+        name = family.samples[0].name
         points = [otel.NumberDataPoint(dict(one.labels), start_ns, now_ns, float(one.value)) for one in family.samples]
         data = otel.Sum(points, temporality, is_monotonic=True) if family.type == "counter" else otel.Gauge(points)
-    if data.data_points:
-        yield otel.Metric(family.name, family.documentation, "", data)
+    yield otel.Metric(name, family.documentation, "", data)
 
 
 def _distributions(samples: Iterable[Sample], start_ns: int, now_ns: int) -> Iterator["otel.HistogramDataPoint"]:

@@ -81,7 +81,7 @@ class StatusService:
         self._from = sources
         self._answer = answer
         self._steps = StepsService(sources.node, sources.catalogue, sources.plane, answer)
-        self._started = time.monotonic()
+        self._started, self._began_at = time.monotonic(), round(time.time(), 3)
         self._waiting: list[_Waiting] = []
         self._said: dict[JobKey, tuple[float, bytes]] = {}  # to other daemons, and when
         self._progress: dict[Drain, tuple[float, dict[str, NodeReport]]] = {}  # when it was asked for, and found
@@ -270,4 +270,5 @@ class StatusService:
             errors=self._problems(),
             long_turns=self._from.pace.long,
             longest_turn_s=round(self._from.pace.longest_s, 4),
+            began_at=self._began_at,
         )

@@ -125,7 +125,7 @@ def status(**changes: Any) -> Status:
     values = {
         "schema": SCHEMA, "version": "0.1.0", "node": "node03", "pid": 4242, "arena": "/dev/shm/ckptd-1000",
         "uptime_s": 11520.0, "budget_nbytes": 1200 * GIB, "used_nbytes": 768 * GIB, "refused_messages": 1, "errors": [],
-        "long_turns": 3, "longest_turn_s": 0.25,
+        "long_turns": 3, "longest_turn_s": 0.25, "began_at": 1.7e9,
         "tightest_limit": "memory.max of cgroup /sys/fs/cgroup/system.slice/slurmstepd.scope/job_1234567/step_0/user",
         "jobs": [job(), job(job="tiny", store="/s", world_size=1, **NOTHING)],
         "workers": [WorkerStatus(store="/s", pid=77, busy=1, idle_s=0.0, problem="no answer for 40 s")],

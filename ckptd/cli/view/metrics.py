@@ -18,6 +18,9 @@ from ckptd.shared.protocol.messages import End, Milestone, Tier
 from ckptd.shared.protocol.status import CheckpointStatus, Histogram, JobStatus, Status, spent
 
 _JOB = ("job_name", "store")  # Prometheus has a label job of its own
+STARTED = "start_time_seconds"
+# What a daemon counts from its start on, by families; the other counters, and histograms, continue a job's journal.
+OF_DAEMON = frozenset({"ckptd_refused_messages", "ckptd_long_turns", "ckptd_scrub_bytes", "ckptd_scrub_damage"})
 _HISTOGRAMS: dict[str, tuple[str, str, str]] = {  # by what they are of: name, help, and what its label is called
     "drain_bytes_per_s": ("drain_rate_bytes_per_second", "Of drains that ended well, all nodes together.", ""),
     "stall": ("save_stall_seconds", "Of saves, the longest time that a rank was held up until hand-over.", ""),
@@ -34,6 +37,8 @@ def families(status: Status) -> Iterator[Metric]:
     info.add_metric([], {"version": status.version, "node": status.node, "arena": status.arena})
     yield info
     yield _gauge("uptime_seconds", "Since the daemon began to serve.", status.uptime_s)
+    if status.began_at:
+        yield _gauge(STARTED, "When the daemon began to serve, since 1970.", status.began_at)
     yield _gauge("arena_budget_bytes", "Most that the arena may hold.", status.budget_nbytes)
     yield _gauge("arena_used_bytes", "Of slots and parity.", status.used_nbytes)
     yield _gauge("errors", "Problems that status shows, beside those of jobs.", len(status.errors))
@@ -177,12 +182,12 @@ def _add_pace(found: _Jobs, job: JobStatus) -> None:
     if job.pace is not None:
         found.add(job, "save_interval_seconds", "Between saves that are due to be drained.", job.pace.save_every_s)
         found.add(job, "drain_seconds", "What the store takes for a save.", job.pace.drain_s)
+        found.add(job, "drain_due_seconds", "Since a save was due, with none durable since.", job.pace.due_s)
 
 
 def _add_goodput(found: _Jobs, job: JobStatus) -> None:
     if (told := job.goodput) is None:
         return
-        found.add(job, "drain_due_seconds", "Since a save was due, with none durable since.", job.pace.due_s)
     ettr = "effective_training_time_ratio"
     found.add(job, ettr, "Of the wall time of the job's runs, the part that counts.", told.ettr)
     for kind, seconds in spent(told).items():

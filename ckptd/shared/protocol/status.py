@@ -84,12 +84,12 @@ class PaceStatus(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float | None  # of the last that ended well, or of the one that runs if that has taken longer
     drain_bytes_per_s: float | None  # of the last that ended well
     outrun: int  # saves of this incarnation that were due and never had their turn
+    due_s: float = 0.0  # since a save was due, or the last became durable while others waited; 0: none is due
 
 
 class RestoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A load that runs."""
 
-    due_s: float = 0.0  # since a save was due, or the last became durable while others waited; 0: none is due
     phase: str  # collecting, fetching, draining, reading
     seconds: float  # since the first rank called it
     step: int | None  # that is read; None: not chosen yet
@@ -264,4 +264,5 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     errors: list[str]
     long_turns: int = 0  # of the daemon's loop, above 50 ms: ranks and other nodes wait for each
     longest_turn_s: float = 0.0
+    began_at: float = 0.0  # seconds since 1970 by this node's clock as it began to serve; 0: an older daemon
     unsafe: list[Unsafe] = []  # the worst first; the command line adds it

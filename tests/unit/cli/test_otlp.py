@@ -2,14 +2,19 @@
 
 import http.server
 import os
+import re
 import subprocess
 import sys
 import threading
+import time
 
+import msgspec
 import pytest
 
+from ckptd.cli.view.metrics import families
 from tests import pythons
 from tests.cluster import Node, wait_for
+from tests.unit import a_status
 
 pytestmark = pytest.mark.process
 METRICS = "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2"
@@ -47,6 +52,7 @@ def test_a_collector_gets_what_prometheus_would(tmp_path):
     decoder = pytest.importorskip(METRICS, reason="ckptd[otel] is not installed")
     with Node(str(tmp_path)) as node, Collector() as collector:
         node.start()
+        started = time.time()
         verb = [sys.executable, "-m", "ckptd", "metrics", "--otlp", collector.url, "--interval", "1"]
         path = os.pathsep.join(filter(None, sys.path))  # where this process has found the extra
         pushing = pythons.Popen(verb, env=node.environ(PYTHONPATH=path), stderr=subprocess.PIPE, text=True)
@@ -67,18 +73,49 @@ def test_a_collector_gets_what_prometheus_would(tmp_path):
     assert labels["host.name"]
     found = {one.name: one for one in resource.scope_metrics[0].metrics}
     assert found["ckptd_up"].gauge.data_points[0].as_double == 1
-    assert found["ckptd_refused_messages"].sum.is_monotonic
+    assert found["ckptd_refused_messages_total"].sum.is_monotonic
+    starts = {start_of(decoder, body) for _, _, body in collector.got}
+    assert len(starts) == 1, "a start that wanders is a reset to a collector"
+    assert 0 < started - starts.pop() / 1e9 < 60
 
 
-def test_histograms_count_between_two_bounds(monkeypatch):
-    pytest.importorskip(METRICS, reason="ckptd[otel] is not installed")
+def start_of(decoder, body):
+    (resource,) = decoder.ExportMetricsServiceRequest.FromString(body).resource_metrics
+    (found,) = [one for one in resource.scope_metrics[0].metrics if one.name == "ckptd_refused_messages_total"]
+    return found.sum.data_points[0].start_time_unix_nano
+
+
+def told(status, now_ns=1_000_000_000_000_000):
+    """Metrics of a push, by name."""
     from ckptd.cli import otlp  # noqa: PLC0415
-    from ckptd.cli.view.metrics import families  # noqa: PLC0415
-    from tests.unit import a_status  # noqa: PLC0415
 
-    data = otlp._data(families(a_status.status()), 1_000_000_000_000_000)
-    (found,) = [m for m in data.resource_metrics[0].scope_metrics[0].metrics if m.name == "ckptd_save_seconds"]
-    (point,) = found.data.data_points
+    data = otlp._data(families(status), now_ns)
+    return {metric.name: metric for metric in data.resource_metrics[0].scope_metrics[0].metrics}
+
+
+def test_names_are_those_of_the_samples_that_prometheus_scrapes():
+    pytest.importorskip(METRICS, reason="ckptd[otel] is not installed")
+    scraped = {
+        re.sub(r"_(bucket|sum|count)$", "", one.name) if family.type == "histogram" else one.name
+        for family in families(a_status.status())
+        for one in family.samples
+    }
+    assert {"ckptd_info", "ckptd_refused_messages_total"} <= scraped
+    assert set(told(a_status.status())) == scraped
+
+
+def test_only_what_a_daemon_counts_itself_starts_with_it():
+    pytest.importorskip(METRICS, reason="ckptd[otel] is not installed")
+    found = told(msgspec.structs.replace(a_status.status(), began_at=900_000.0))
+    starts = {name: {point.start_time_unix_nano for point in one.data.data_points} for name, one in found.items()}
+    own = {name for name, start in starts.items() if start == {900_000_000_000_000}}
+    assert own == {f"ckptd_{one}_total" for one in ("refused_messages", "long_turns", "scrub_bytes", "scrub_damage")}
+    assert all(starts[name] == {0} for name in starts.keys() - own), "of a gauge, or of a journal older than the daemon"
+
+
+def test_histograms_count_between_two_bounds():
+    pytest.importorskip(METRICS, reason="ckptd[otel] is not installed")
+    (point,) = told(a_status.status())["ckptd_save_seconds"].data.data_points
     assert (list(point.explicit_bounds), list(point.bucket_counts)) == ([0.5, 1.0], [0, 2, 1])
     assert (point.count, point.sum) == (3, 4.5)
     assert point.attributes["milestone"] == "staged"
