@@ -77,4 +77,5 @@ def _write(output: str, data: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(part)
-        raise UsageError(f"-o {output}: {error.strerror}", hint="-o FILE, in a directory that you may write") from error
+        text, hint = f"-o {output}: {error.strerror}", "-o FILE, in a directory that you may write"
+        raise UsageError(text, hint=hint) from None

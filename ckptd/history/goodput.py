@@ -23,7 +23,7 @@ class Kind(enum.StrEnum):
     RESTORE = "restore"
     START = "start"  # from the end of a run to the first step of the next
     UNEXPLAINED = "unexplained"
-    IDLE = "idle"  # from the end of a run that closed to the begin of the next: nobody wanted to train
+    IDLE = "idle"  # from the end of a run that closed to the begin of the next: no user wanted to train
 
 
 class Span(NamedTuple):
@@ -47,7 +47,7 @@ def _durations(intervals: Iterable[Interval]) -> list[float]:
 
 
 class Course(msgspec.Struct, kw_only=True):
-    """What is handed on where the division of a job's time goes on."""
+    """What is handed on where the division of a job's time continues."""
 
     known: list[float] = []  # durations of a step of the last intervals that were divided
     own: bool = False  # these are of the present run

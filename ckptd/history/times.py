@@ -48,7 +48,7 @@ class Times(Life, kw_only=True):
     restores: list[_Duration]
 
     def mark(self, at: float, step: int) -> None:
-        """The run had reached the step. One that an earlier mark has too tells nothing."""
+        """The run had reached the step. One that an earlier mark has too adds nothing."""
         self.top = max(self.top, step)
         place = bisect_right(self.marks, (at, step))
         if step <= (self.marks[place - 1][1] if place else self.step):

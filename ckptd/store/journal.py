@@ -21,7 +21,7 @@ from ckptd.shared.protocol.journal import (
 from ckptd.store.records import JobRecords
 
 _NOT_A_FILE = frozenset({errno.EFBIG, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
-_LAST = 8  # segments in which a writer may go on: it closed those before
+_LAST = 8  # segments that a writer may continue: it closed those before
 _LEFT_S = 3600.0  # what a process that was killed left beside a segment is nobody's after that
 
 

@@ -18,8 +18,9 @@ def pin(job: JobRecords, name: str) -> bool:
         raise
     if new and after != before:  # so may what makes it smaller
         unpin(job, name)
-        text = f"{job.files.where(name)} was written again meanwhile, and is not pinned"
-        raise UsageError(text, hint=f"see what it has now: ckptd list {job.files.location}; then again: ckptd pin")
+        where = job.files.where(name)
+        hint = f"see what it has now: ckptd list {job.files.location}; then again: ckptd pin {where}"
+        raise UsageError(f"{where} was written again meanwhile, and is not pinned", hint=hint)
     return new
 
 

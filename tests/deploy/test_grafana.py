@@ -119,7 +119,7 @@ def test_a_job_that_stands_still_is_seen_beside_a_healthy_one(tmp_path):
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="no promtool is installed (Debian: prometheus)")
-def test_saves_that_are_ten_minutes_apart_have_quantiles_and_rates(tmp_path):
+def test_saves_of_each_ten_minutes_have_quantiles_and_rates(tmp_path):
     job = 'job_name="job",store="/s"'
     saves = " ".join(str(minute // 10) for minute in range(71))
     rates = " ".join(str(5000 * (minute // 10)) for minute in range(71))

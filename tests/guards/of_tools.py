@@ -50,7 +50,7 @@ _DEMO = (
     ),
     _row(
         "a-milestone-that-was-reported-is-in-the-history", f"{_CLIENT}demo/told.py",
-        "if one[field] is None and step in _reached(records, milestone):", "if False:",
+        "if waited_for is None and step in _reached(records, milestone):", "if False:",
         "demo.py::test_a_history_that_is_not_is_noticed",
     ),
     _row(

@@ -502,5 +502,5 @@ _EVENTS: dict[type[Any], Callable[[Any, str, Any], list[Any]]] = {
     act.ScrubBlock: lambda a, _, found: [make(ev.BlockScrubbed, job=a.job, name=a.name, save=a.save, **found)],
     act.CopyBlock: _scrubbed(ev.BlockCopied, "name"),
     act.ScrubPiece: _scrubbed(ev.PieceScrubbed),
-    act.Mend: lambda a, problem, found: _scrubbed(ev.MendEnded, lost=a.ranks)(a, problem, found),
+    act.Mend: lambda a, problem, found: _scrubbed(ev.MendEnded, "number", lost=a.ranks)(a, problem, found),
 }

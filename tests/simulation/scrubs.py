@@ -118,11 +118,12 @@ class Scrubs:
 
     def mend(self, machine: "Machine", action: act.Mend) -> dict[str, Any]:
         """Of MendEnded."""
-        lost = list(action.ranks)
+        lost, made = list(action.ranks), []
         for rank, name in action.slots:
             slot = machine.arena.slot(action.job, name)
             bad = (machine.arena.ident, action.job, name, action.save) in self._slots
             if slot is not None and slot.save == action.save and not bad:
                 self._images.discard((action.job, action.save, rank))
                 lost.remove(rank)
-        return {"lost": tuple(lost), "how": "memory", "problem": "no memory has it" if lost else ""}
+                made.append(rank)
+        return {"lost": tuple(lost), "memory": tuple(made), "problem": "no memory has it" if lost else ""}

@@ -22,7 +22,7 @@ COLORS: Final = {
     "restore": Color("#1f77b4", "#5aa9e6", "#010107"),
     "start": Color("#9aa5b1", "#77838f", "#010108"),
     "unexplained": Color("#c9b8a3", "#6f6254", "#010109"),
-    "idle": Color("#e6eaee", "#2a323a", "#01010d"),
+    "idle": Color("#e6eaee", "#2a323a", "#01010e"),
     "loss": Color("#c0392b", "#ff6b5e", "#01010a"),
     "save": Color("#51606e", "#aab6c2", "#01010b"),
     "drain": Color("#0f9aa8", "#35c4d2", "#01010c"),

@@ -4,10 +4,17 @@ import contextlib
 import os
 
 from ckptd.shared.format.stored_files import StoredFiles, read_exactly
-from ckptd.shared.stores.directory import OpenedFile
-from ckptd.store.posix.scan import files_at
+from ckptd.shared.stores.directory import DirectoryFiles, OpenedFile
 from ckptd.system import failpoints
 from ckptd.system.files import FileLayer, is_temp, temp_name
+
+
+class _HeldFiles(DirectoryFiles):
+    """Nothing above the directory is held: the job is that of the place where it was opened."""
+
+    def job(self) -> str | None:
+        """As StoredFiles."""
+        return DirectoryFiles(self.location, self.integrity).job()
 
 
 class HeldDirectory:
@@ -15,7 +22,7 @@ class HeldDirectory:
 
     def __init__(self, fs: FileLayer, location: str) -> None:
         self._fs = fs
-        self.files: StoredFiles = files_at(fs, location)
+        self.files: StoredFiles = _HeldFiles(location, fs.integrity, fs)
 
     def replacement(self, name: str, nbytes: int) -> "PosixReplacement":
         """As Held."""

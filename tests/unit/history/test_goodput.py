@@ -59,7 +59,7 @@ def test_steps_that_were_done_before_are_repeated():
     assert found.start_s == pytest.approx(50.0 + 10.0 + 9.0)  # between the runs, and before each run's first step
 
 
-def test_the_time_in_which_nobody_wanted_to_train_is_idle_and_lowers_no_ratio():
+def test_the_time_in_which_no_user_wanted_to_train_is_idle_and_lowers_no_ratio():
     """Two runs without a failure, with a month between them."""
     month = 30 * 86400.0
     first = [began(), *(Steps(at=10.0 * n, step=n) for n in range(1, 61)), RunEnded(at=600.0, how="closed")]

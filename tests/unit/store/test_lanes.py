@@ -89,6 +89,7 @@ def test_scrubs_that_hang_take_no_thread_of_a_drain(tmp_path, store_id, hang):
         while not got:
             got += frames.feed(ours.recv(1 << 16))
         assert [(type(one), one.id) for one in got] == [(Done, 99)]
+        wait_for(lambda: hang.begun)
         assert hang.begun == [1]
         hang.over.set()
         ours.shutdown(socket.SHUT_RDWR)
