@@ -77,7 +77,9 @@ def sentences(advice: Advice) -> list[str]:
     if now is not None and (now.steps, now.drain_saves) != (best.steps, best.drain_saves):
         seldom = f", one of {now.drain_saves} drained" if now.drain_saves > 1 else ""
         lines.append(f"now: every {_interval(now)}{seldom}, checkpoints take {percent(now.checkpoints)}")
-    return [*lines, *_measured(advice), *(f"note: {note}" for note in advice.notes)]
+    notes = [f"note: {note}" for note in advice.notes]
+    first = notes if advice.mtbf_from == "none" else []  # without a failure the rest is no more than a guess
+    return [*first, *lines, *_measured(advice), *([] if first else notes)]
 
 
 def _interval(one: Choice) -> str:

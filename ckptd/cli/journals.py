@@ -1,5 +1,6 @@
 """What ``history``, ``report`` and ``advise`` share: a job that is named, its journal, its runs."""
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -7,15 +8,17 @@ from typing import Any, NamedTuple
 
 import click
 
+from ckptd.arena.journal_files import found_journals
 from ckptd.cli import common
 from ckptd.history.goodput import Span, spans
 from ckptd.history.runs import Run, runs_of
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import JobKey, is_job_name, parse_dirname
 from ckptd.shared.format.integrity import XXH3
-from ckptd.shared.protocol.journal import JOURNAL_DIR
+from ckptd.shared.protocol.journal import JOURNAL_DIR, Name
 from ckptd.shared.stores.kinds import absolute, open_files
-from ckptd.store.journal import read_journal
+from ckptd.store.journal import Here, read_journal
+from ckptd.store.opening import jobs_at
 from ckptd.system.config import load_config
 from ckptd.system.units import parse_duration_s
 
@@ -44,11 +47,17 @@ def read(target: str, store: str | None) -> History:
     """The history of the job that is named. Raises UsageError where there is no journal, and what is there instead."""
     key = located(target, store)
     with common.store_errors():
-        journal = read_journal(open_files(f"{key.store}/{key.job}", XXH3))
+        journal = read_journal(open_files(f"{key.store}/{key.job}", XXH3), in_arena(load_config({})[0].arena, key))
     runs = runs_of(journal.entries)
     if not runs:
         raise _nothing(key, journal.damaged)
     return History(key, runs, spans(runs), journal.damaged)
+
+
+def in_arena(arena: str, key: JobKey) -> dict[Name, Here]:
+    """Segments of the job's journal that a daemon of this node keeps: the store gets new ones within half a minute."""
+    found = (one for one in found_journals(arena) if one.file.job == key)
+    return {one.file.name: Here(one.content, len(one.content)) for one in found}
 
 
 def since_of(text: str, now: datetime) -> float:
@@ -85,7 +94,12 @@ def chosen(runs: Sequence[Run], numbers: Sequence[int], since: float | None, *, 
 def located(target: str, store: str | None) -> JobKey:
     """The job that is named. Raises UsageError where there is none of that name."""
     if is_job_name(target) and (store is not None or not os.path.isdir(target)):
-        place = store or load_config({})[0].store
+        config = load_config({})[0]
+        place = store or config.store
+        here = {one.file.job for one in found_journals(config.arena)} if place is None else set()
+        here = {job for job in here if job.job == target}
+        if len(here) == 1:  # a daemon of this node has it
+            return here.pop()
         if place is None:
             context = click.get_current_context(silent=True)
             verb = context.info_name if context is not None else "status"  # whose store a child reads
@@ -106,6 +120,10 @@ def located(target: str, store: str | None) -> JobKey:
     jobs = [job for job in names if is_job_name(job) and JOURNAL_DIR in (_names(f"{head}/{name}/{job}") or ())]
     if len(jobs) > 1:
         raise UsageError(f"{path} has {len(jobs)} jobs", hint="one of " + ", ".join(f"{path}/{job}" for job in jobs))
+    if not jobs:
+        with contextlib.suppress(UsageError):  # it has checkpoints, and no journal yet
+            known = jobs_at(path)
+            return known[0] if len(known) == 1 else JobKey(head, name)
     return JobKey(path, jobs[0]) if jobs else JobKey(head, name)
 
 
@@ -130,5 +148,5 @@ def _nothing(key: JobKey, damaged: int) -> UsageError:
         return UsageError(what, hint=f"its checkpoints: ckptd verify {where}")
     return UsageError(
         f"{where} has no journal",
-        hint=f"a daemon writes it from the job's next connect on; what is there: ckptd list {where}",
+        hint=f"a daemon writes it while the job runs, soon after its first save; what is there: ckptd list {where}",
     )

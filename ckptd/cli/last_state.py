@@ -10,7 +10,6 @@ from threading import Lock
 
 import msgspec
 
-from ckptd.arena.journal_files import found_journals
 from ckptd.cli import common, journals
 from ckptd.daemon.left_behind import LeftJob, left_behind
 from ckptd.history.last import LastSave, LastState, last_of
@@ -20,7 +19,7 @@ from ckptd.shared.base.errors import CkptdError, UsageError, of_code
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.files.child_process import told_within
-from ckptd.store.journal import Here, read_journal
+from ckptd.store.journal import read_journal
 from ckptd.store.opening import open_store
 from ckptd.system import human
 
@@ -126,10 +125,7 @@ def read(arena: str, target: str, store: str | None, was_read: Callable[[], None
     key = journals.located(target, store)
     opened = open_store(key.store, common.integrity_of_settings())
     found = opened.scan(key.job)
-    segments = {
-        one.file.name: Here(one.content, len(one.content)) for one in found_journals(arena) if one.file.job == key
-    }
-    journal = read_journal(opened.files(key.job), segments)
+    journal = read_journal(opened.files(key.job), journals.in_arena(arena, key))
     was_read()
     runs = runs_of(journal.entries)
     saves = [entry.committed.save for entry in found.committed]

@@ -402,10 +402,10 @@ class Client(Preemptible):
         Warns when the newest saves are not safe: other ranks did not save them, or their drains fail. Blocks until an
         overlapped save is handed over, `save_timeout_s` at most. Does nothing in a forked child.
         """
-        self._close(quiet=False)
+        self._close()
 
-    def _close(self, *, quiet: bool) -> None:
-        """quiet: the user reads of an error of ours already."""
+    def _close(self, error: BaseException | None = None) -> None:
+        """error: what ended the training. The user reads of one of ours already."""
         if not self._owner.is_here:
             return
         self._saving.preparing.join(self._staging.save_timeout_s)
@@ -416,8 +416,8 @@ class Client(Preemptible):
                 self._saving.preparing.forget_steps()
                 self._saving.overlapping.detach()
                 self._forget_preemption()
-                self._link.close()
-                self._end_warning.end("" if quiet else "closed")
+                self._link.close(error)
+                self._end_warning.end("" if isinstance(error, CkptdError) else "closed")
 
     def __enter__(self) -> Self:
         return self
@@ -425,7 +425,7 @@ class Client(Preemptible):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(quiet=isinstance(error, CkptdError))
+        self._close(error)
 
 
 def staging_of(client: Client) -> Staging:

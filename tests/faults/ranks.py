@@ -464,6 +464,11 @@ class Trainer:
         """close."""
         self._client.close()
 
+    def fail(self) -> None:
+        """An exception of the training leaves ``with connect(...)``."""
+        with contextlib.suppress(ZeroDivisionError), self._client:
+            _ = 1 / 0
+
     def fork_workers(self, count: int = 2) -> list[int]:
         """A DataLoader with forked workers in the middle of a batch that never ends; their pids.
 

@@ -101,3 +101,20 @@ def test_a_job_whose_daemon_was_killed_too_ended_without_a_word(node: Node, caps
     found = printed_by(capsys, "history", node.store)
     assert [(one["how"], one["ended"], one["over"]) for one in found["runs"]] == [("", None, False)]
     assert found["runs"][0]["saves_by_end"] == {"durable": 2}
+
+
+def test_a_training_that_an_exception_ends_has_failed_and_a_new_job_is_known_by_name(node: Node, capsys, monkeypatch):
+    """Also before the store has its journal: the daemon of this node keeps the newest records."""
+    monkeypatch.setenv("CKPTD_ARENA", node.arena)
+    monkeypatch.delenv("CKPTD_STORE", raising=False)
+    with Ranks(node, 2) as ranks:
+        ranks.call("connect")
+        ranks.call("save", 1)
+        ranks.call("wait", 1)
+        assert cli.invoke(["history", JOB, "--json"]) == 0
+        assert [run["newest_step"] for run in json.loads(capsys.readouterr().out)["runs"]] == [1]
+        ranks.call("fail")
+    wait_for(lambda: ends(node.store) == ["failed"])
+    found = printed_by(capsys, "history", node.store)
+    assert [(one["how"], one["over"]) for one in found["runs"]] == [("failed", True)]
+    assert found["goodput"]["failures"] == 1

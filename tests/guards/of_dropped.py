@@ -85,7 +85,7 @@ ROWS = (
     ),
     _row(
         "an-arena-has-records-that-the-store-lacks", "ckptd/cli/last_state.py",
-        "read_journal(opened.files(key.job), segments)", "read_journal(opened.files(key.job))",
+        "read_journal(opened.files(key.job), journals.in_arena(arena, key))", "read_journal(opened.files(key.job))",
         f"{_LAST}::test_an_arena_has_records_that_the_store_lacks",
     ),
 )  # fmt: skip

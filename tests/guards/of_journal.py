@@ -44,6 +44,11 @@ ROWS = (
         "history.py::test_a_job_that_was_killed_and_resumed_has_its_history",
     ),
     _row(
+        "history-knows-that-an-exception-is-a-failure", "client/ckptd_client/client.py",
+        "self._link.close(error)", "self._link.close()",
+        "history.py::test_a_training_that_an_exception_ends_has_failed_and_a_new_job_is_known_by_name",
+    ),
+    _row(
         "history-knows-what-became-durable", "ckptd/history/runs.py",
         "save.drained_nbytes, save.end = entry.nbytes, End.DURABLE.value", "save.drained_nbytes = entry.nbytes",
         "history.py::test_a_job_whose_daemon_was_killed_too_ended_without_a_word",

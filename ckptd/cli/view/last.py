@@ -16,6 +16,7 @@ from ckptd.system import human
 _HOW = {
     CLOSED: "closed",
     "lost": "lost: its ranks ended without a word",
+    "failed": "failed: an exception ended it",
     "taken over": "another start took the job over",
     "loaded": "a load began the next run",
 }

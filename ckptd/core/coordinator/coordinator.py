@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, ToNode
 from ckptd.core.coordinator import invariants
-from ckptd.core.coordinator.departures import How
+from ckptd.core.coordinator.departures import How, how_closed
 from ckptd.core.coordinator.inventory_barrier import UNKNOWN, InventoryBarrier
 from ckptd.core.coordinator.job_state import JobState
 from ckptd.core.coordinator.leave import Leave, Verdict
@@ -114,7 +114,7 @@ class Coordinator:
             ev.SegmentsGathered: self.restores.gathered,
             ev.NodeAttached: self._attached,
             ev.RanksGone: lambda _, event, now: self._gone(event.session, event.ranks, now),
-            ev.RankDetached: lambda _, event, now: self._left(event.rank, event.session, How.CLOSED, now),
+            ev.RankDetached: lambda _, event, now: self._left(event.rank, event.session, how_closed(event), now),
             ev.SegmentsStaged: self._staged,
             ev.SegmentsReleased: self._released,
             ev.SaveSkipped: self._skipped,

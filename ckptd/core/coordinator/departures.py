@@ -4,6 +4,7 @@ import enum
 from typing import NamedTuple
 
 from ckptd.shared.base.errors import joined
+from ckptd.shared.protocol.node_facts import RankDetached
 
 
 class How(enum.Enum):
@@ -11,7 +12,13 @@ class How(enum.Enum):
 
     ENDED = "has ended"
     CLOSED = "has closed its client"
+    FAILED = "has closed its client at an exception"
     LEFT = "has left the job"  # before this daemon began
+
+
+def how_closed(event: RankDetached) -> How:
+    """Of a rank that has said so."""
+    return How.FAILED if event.failed else How.CLOSED
 
 
 _AGAIN = "no save or load succeeds without it: see why it ended, and start the job again"

@@ -22,6 +22,7 @@ from ckptd.shared.protocol.tier_runs import Tiers
 from ckptd.shared.protocol.topology import Topology
 
 _MOST_LOST = 16  # losses in a row that have a record each; the others are added up
+_CLOSED = frozenset({How.CLOSED, How.FAILED})
 _MOST_TEXTS = 64  # problems that are known to be the same again
 
 
@@ -109,8 +110,8 @@ class Journal:
         if self._coordinator.saves.fence.taken_over:
             self._end("taken over", now)
         elif not sessions.attended:
-            closed = not sessions.members and all(one.how is How.CLOSED for one in sessions.departed.values())
-            self._end("closed" if closed else "lost", now)
+            ways = {How.LEFT} if sessions.members else {one.how for one in sessions.departed.values()}
+            self._end("closed" if ways <= {How.CLOSED} else "failed" if ways <= _CLOSED else "lost", now)
 
     def _follow_topology(self) -> None:
         """Where the run is: another session may be the job when it has its first record, its end."""

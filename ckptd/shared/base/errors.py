@@ -142,3 +142,8 @@ def of_code(code: str, message: str, hint: str = "") -> CkptdError:
     kinds = [kind for kind in globals().values() if isinstance(kind, type) and vars(kind).get("code") == code]
     kind: type[CkptdError] = kinds[0] if kinds else CkptdError
     return kind(message, hint=hint)
+
+
+def is_failure(error: BaseException | None) -> bool:
+    """Whether it ends a training that had more to do; Ctrl-C and an exit with code 0 do not."""
+    return isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code not in {None, 0})

@@ -68,7 +68,7 @@ class RunBegan(Record, frozen=True, kw_only=True, array_like=True, tag="run"):
 class RunEnded(Record, frozen=True, kw_only=True, array_like=True, tag="end"):
     """The run is over. Without this record it ended in a way that no daemon lived to tell, or still runs."""
 
-    how: Text  # closed, lost (its ranks ended without a word), taken over, loaded (a load began the next run)
+    how: Text  # closed, failed (at an exception), lost (no word of its ranks), taken over, loaded (the next run began)
 
 
 class Staged(Record, frozen=True, kw_only=True, array_like=True, tag="staged"):

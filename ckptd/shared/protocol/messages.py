@@ -153,10 +153,7 @@ class Skip(_Request, frozen=True, kw_only=True):
 
 
 class AskDrain(_Request, frozen=True, kw_only=True):
-    """Make the newest staged checkpoint durable now. ``job`` None is the sender's own; the command line names it.
-
-    ``preempt``: and have the ranks that ask save at one step; of the command line only.
-    """
+    """Make the newest staged checkpoint of the job (None: the sender's own) durable now; preempt: after a last save."""
 
     job: JobKey | None = None
     preempt: bool = False
@@ -256,7 +253,9 @@ class AskForget(_Request, frozen=True, kw_only=True):
 
 
 class Detach(_Request, frozen=True, kw_only=True):
-    """This rank closes; its memory is freed once what it staged is durable."""
+    """This rank closes; its memory is freed once what it staged is durable. failed: an exception ended its training."""
+
+    failed: bool = False
 
 
 Request = (

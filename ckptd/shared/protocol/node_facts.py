@@ -131,11 +131,12 @@ class RanksGone(Event, frozen=True, kw_only=True, tag="ranks-gone"):
 
 
 class RankDetached(Event, frozen=True, kw_only=True, tag="rank-detached"):
-    """The rank closed."""
+    """The rank closed. failed: an exception ended its training."""
 
     request: Seq = 0
     rank: Rank
     session: Session
+    failed: bool = False
 
 
 class FromRank(Event, frozen=True, kw_only=True):

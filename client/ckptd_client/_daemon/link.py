@@ -9,7 +9,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from ckptd.shared.base.errors import BudgetError, CkptdError, ConnectError, StaleIncarnationError, WaitTimeoutError
+from ckptd.shared.base.errors import (
+    BudgetError,
+    CkptdError,
+    ConnectError,
+    StaleIncarnationError,
+    WaitTimeoutError,
+    is_failure,
+)
 from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId
 from ckptd.shared.format import arena_paths
 from ckptd.shared.protocol.endpoints import host_of
@@ -283,12 +290,12 @@ class Link:
             self._channel.close()
             self._channel = None
 
-    def close(self) -> None:
-        """Detaches if there is a daemon, and releases the arena."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Detaches if there is a daemon, and releases the arena. error: what ended the training."""
         self._holding.give_up()
         if self._channel is not None:
             with contextlib.suppress(CkptdError):
-                self._ask(lambda seq: Detach(seq=seq), time.monotonic() + 2.0)
+                self._ask(lambda seq: Detach(seq=seq, failed=is_failure(error)), time.monotonic() + 2.0)
         self._drop_channel()
         self.slots.close()
         if self._rank_file is not None:

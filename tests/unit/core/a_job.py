@@ -160,9 +160,9 @@ class AJob:
     def gone(self, rank: int, session: str = "a") -> list[act.Action]:
         return self.say(ev.RankGone(job=KEY, rank=rank, session=session))
 
-    def detach(self, rank: int, session: str = "a") -> int:
+    def detach(self, rank: int, session: str = "a", *, failed: bool = False) -> int:
         seq = self.request()
-        self.say(ev.RankDetached(job=KEY, request=seq, rank=rank, session=session))
+        self.say(ev.RankDetached(job=KEY, request=seq, rank=rank, session=session, failed=failed))
         return seq
 
     def ask_load(self, rank: int, session: str = "a", step: int | None = None) -> int:

@@ -1,5 +1,7 @@
 """What a job's journal has of a run on one node: each record is of what its ranks were told."""
 
+import pytest
+
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.coordinator import journal
@@ -154,6 +156,21 @@ def test_a_run_that_every_rank_closed_has_ended_and_its_last_drain_is_on_record_
     job.drain(ONE)
     assert kinds(job) == ["Staged", "RunEnded", "Durable"]
     assert records(job, log.RunEnded)[0].how == "closed"
+
+
+@pytest.mark.parametrize(("failed", "how"), [((0,), "failed"), ((0, 1), "failed"), ((), "closed")])
+def test_a_run_that_an_exception_ended_has_failed(failed, how):
+    job = started()
+    for rank in (0, 1):
+        job.detach(rank, failed=rank in failed)
+    assert records(job, log.RunEnded)[0].how == how
+
+
+def test_a_run_with_a_rank_that_was_killed_is_lost_whatever_the_others_said():
+    job = started()
+    job.detach(0, failed=True)
+    job.gone(1)
+    assert records(job, log.RunEnded)[0].how == "lost"
 
 
 def test_a_run_whose_ranks_end_without_a_word_is_lost_with_the_number_of_its_ranks():
