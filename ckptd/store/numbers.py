@@ -10,6 +10,7 @@ All functions block for as long as the file system does and raise OSError or Ckp
 import contextlib
 import math
 import time
+from collections.abc import Collection
 
 import msgspec
 
@@ -27,7 +28,7 @@ from ckptd.shared.format.committed import INCARNATIONS_DIR
 from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.store.facts import Committer, IncarnationRecord, Taker
 from ckptd.store.records import JobRecords
-from ckptd.store.scan import SUPERSEDED_DIR, record_name, record_numbers, records_of, save_at
+from ckptd.store.scan import SUPERSEDED_DIR, record_in, record_name, record_numbers, records_of, save_at
 
 KEPT_RECORDS = 16
 _MAX_NBYTES = 4096
@@ -83,14 +84,13 @@ def taken_over_by(job: JobRecords, save: SaveId, by: Committer) -> int:
 
     To be asked after the rename of a commit is on the disk, never before: see the module. A record that cannot be read
     counts as another session's. An empty one is nobody's: its taker has yet to write it, and scans later than that.
+    Numbers are listed once, and each is judged by one reading: the session itself may take one meanwhile, for a load.
     """
     base = max(by.incarnation, save.incarnation)
     known = 0 if is_plausible(base, time.time()) else MAX_INCARNATION  # then it is the numbers that are strange
-    records = records_of(job.files, known)
-    saved = next((r.session for r in records if (r.incarnation, bytes.fromhex(r.run)) == save.owner), "")
-    own = {record.incarnation for record in records if record.session in (by.session or saved, *by.void)}
-    others = [n for n in record_numbers(job.files, known) if n > base and n not in own]
-    return next((n for n in reversed(others) if not _is_claim(job.files, n)), 0)
+    numbers = record_numbers(job.files, known)
+    own = {by.session or _session_of(job.files, save, known), *by.void}
+    return next((n for n in reversed(numbers) if n > base and _is_of_another(job.files, n, own)), 0)
 
 
 def check_counted(job: JobRecords, save: SaveId) -> None:
@@ -147,10 +147,21 @@ def _record(number: int, by: Taker) -> tuple[str, bytes]:
     return record_name(number), _encoder.encode(record) + b"\n"
 
 
-def _is_claim(files: StoredFiles, number: int) -> bool:
-    """Whether the number is taken, and its record not written; nor will it be, if the taker was killed."""
-    # Read and not only looked at: of a file that is opened no node of a network file system has an old size.
-    return _content(files, record_name(number)) == b""
+def _session_of(files: StoredFiles, save: SaveId, known: int) -> str:
+    """The session that saved it; empty: no record says so."""
+    records = records_of(files, known)
+    return next((r.session for r in records if (r.incarnation, bytes.fromhex(r.run)) == save.owner), "")
+
+
+def _is_of_another(files: StoredFiles, number: int, own: Collection[str]) -> bool:
+    """Whether a session that is none of own took the number.
+
+    None has one with an empty record: its taker has yet to write it, or was killed. It is read, not only looked at:
+    of a file that is opened no node of a network file system has an old size.
+    """
+    content = _content(files, record_name(number))
+    record = record_in(content, number) if content else None
+    return content != b"" and (record is None or record.session not in own)
 
 
 def _content(files: StoredFiles, name: str) -> bytes | None:

@@ -109,11 +109,17 @@ def records_of(job: StoredFiles, known: int = 0) -> list[IncarnationRecord]:
     """All incarnation records that can be read, lowest number first. One that is damaged says nothing."""
     found = []
     for number in record_numbers(job, known):
-        with contextlib.suppress(OSError, *MALFORMED):
-            record = _record_decoder.decode(job.read(record_name(number), _MAX_RECORD_NBYTES))
-            if record.incarnation == number:
-                found.append(record)
-    return found
+        with contextlib.suppress(OSError):
+            found.append(record_in(job.read(record_name(number), _MAX_RECORD_NBYTES), number))
+    return [record for record in found if record is not None]
+
+
+def record_in(content: bytes, number: int) -> IncarnationRecord | None:
+    """The record of the number, None where it is damaged."""
+    with contextlib.suppress(*MALFORMED):
+        record = _record_decoder.decode(content)
+        return record if record.incarnation == number else None
+    return None
 
 
 def _strange_markers(job: StoredFiles) -> list[str]:

@@ -164,9 +164,7 @@ def tells_both_runs(store: str, *steps: int) -> None:
     wait_for(lambda: ends(store)[-1:] == ["closed"])
     found = entries(store)
     assert [entry.step for entry in found if isinstance(entry, log.Staged)] == list(steps)
-    # A drain may end before the load, and a late commit of the first run may see the number that the load of the second
-    # took before its daemon knows of it.
-    assert [how for how in ends(store) if how not in {"loaded", "taken over"}] == ["lost", "closed"]
+    assert [how for how in ends(store) if how != "loaded"] == ["lost", "closed"], "a drain may end before the load"
     assert [entry.step for entry in found if isinstance(entry, log.Restored)] == [steps[-2]]
     saves = [one.committed.save for one in scan(FileLayer(), JobKey(store, JOB)).committed]
     assert durable_places(found) <= {(save.incarnation, save.counter) for save in saves}, "nothing was removed"

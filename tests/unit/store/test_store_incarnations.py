@@ -372,6 +372,22 @@ def test_a_session_that_is_over_takes_nothing_over(key) -> None:
     assert taken_over_by(fs, key, SAVE, Committer(1, "session", STORE_ID, ["over"])) == 0
 
 
+def test_a_load_of_the_session_itself_takes_nothing_over_at_any_operation_of_a_commit_beside_it(tmp_path) -> None:
+    """A number that the session takes while the records are read is no other session's."""
+    at = 0
+    while True:
+        (tmp_path / str(at)).mkdir()
+        give_id(tmp_path / str(at))
+        key = JobKey(str(tmp_path / str(at)), "demo")
+        take(FileLayer(), key, TAKER)
+        fs = _Interleaved(at, lambda key=key: take(FileLayer(), key, TAKER))
+        assert taken_over_by(fs, key, SAVE, US) == 0, f"operation {at}"
+        if fs.left >= 0:
+            break
+        at += 1
+    assert at >= 1
+
+
 def test_a_load_of_the_session_itself_takes_nothing_over(key) -> None:
     fs = FileLayer()
     take(fs, key, TAKER)
