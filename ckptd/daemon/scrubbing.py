@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ckptd.arena.arena import Arena
 from ckptd.arena.known_stores import KnownStores
@@ -13,18 +13,29 @@ from ckptd.daemon.background import Background
 from ckptd.daemon.store_scans import problem_of
 from ckptd.parity.scrub import Look, look_at_parity, look_at_slot
 from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.ids import JobKey, StoreId
 from ckptd.shared.base.log_line import line
 from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES
 from ckptd.shared.format.slot import SlotState
 from ckptd.shared.protocol.scrubbing import Harm
 from ckptd.store.messages import Done, Failed
-from ckptd.store.scrub_messages import BlockRead, MendCheckpoint, Mended, PieceRead, ReadBlock, ScrubCheckpoint
+from ckptd.store.scrub_messages import (
+    BlockRead,
+    MendCheckpoint,
+    Mended,
+    PieceRead,
+    ReadBlock,
+    ScrubCheckpoint,
+    ScrubRequest,
+)
 from ckptd.store.workers import Stores
 
 log = logging.getLogger("ckptd")
 _BLOCK_S = 60.0  # a store that takes longer for a block has none
 _PIECE_S = 240.0  # without a word, for a piece
 _MEND_S = 3600.0  # and for files written again: a sync of a large one is such a silence
+_MAX_CHARS = 4000  # of a problem
+R = TypeVar("R", BlockRead, PieceRead, Mended)
 
 
 class ScrubExecutor:
@@ -74,23 +85,17 @@ class ScrubExecutor:
         self.work.run(look, done)
 
     def _copy_block(self, action: act.CopyBlock) -> None:
-        job, save, store_id = action.job, action.save, self._known_stores.of(action.job)
-
-        def answer(reply: Done | Failed) -> None:
-            data = reply.result.data if isinstance(reply, Done) and isinstance(reply.result, BlockRead) else b""
-            problem = problem_of(reply) or self._put(action, data)
-            self._deliver(ev.BlockCopied(job=job, name=action.name, save=save, problem=problem))
-
-        if not store_id:
-            self._deliver(ev.BlockCopied(job=job, name=action.name, save=save, problem="no store is known"))
-            return
-        self._stores.ask(
-            job.store,
-            lambda i: ReadBlock(
+        job, save = action.job, action.save
+        copied = partial(ev.BlockCopied, job=job, name=action.name, save=save)
+        self._ask(
+            job,
+            lambda i, store_id: ReadBlock(
                 id=i, store_id=store_id, job=job.job, save=save, rank=action.rank, block=action.block
             ),
-            answer,
-            patience_s=_BLOCK_S,
+            BlockRead,
+            lambda found: copied(problem=self._put(action, found.data)),
+            lambda problem: copied(problem=problem),
+            _BLOCK_S,
         )  # fmt: skip
 
     def _put(self, action: act.CopyBlock, data: bytes) -> str:
@@ -117,54 +122,59 @@ class ScrubExecutor:
     # --- the store
 
     def _scrub_piece(self, action: act.ScrubPiece) -> None:
-        job, save, store_id = action.job, action.save, self._known_stores.of(action.job)
-        answered = partial(ev.PieceScrubbed, job=job, save=save)
+        job, save = action.job, action.save
+        scrubbed = partial(ev.PieceScrubbed, job=job, save=save)
 
-        def answer(reply: Done | Failed) -> None:
-            problem = problem_of(reply)
-            if problem or not (isinstance(reply, Done) and isinstance(reply.result, PieceRead)):
-                log.info(line("scrub waits for the store", job=job.job, problem=problem))
-                self._deliver(answered(problem=problem or "no answer"))
-                return
-            found = reply.result
+        def read(found: PieceRead) -> ev.Event:
             harms = tuple(Harm(harm.path, harm.what, harm.rank) for harm in found.harms)
-            self._deliver(answered(next=found.next, nbytes=found.nbytes, harms=harms, gone=found.gone))
+            return scrubbed(next=found.next, nbytes=found.nbytes, harms=harms, gone=found.gone)
 
-        if not store_id:
-            self._deliver(answered(problem="no store is known"))
-            return
-        self._stores.ask(
-            job.store,
-            lambda i: ScrubCheckpoint(
+        def waits(problem: str) -> ev.Event:
+            log.info(line("scrub waits for the store", job=job.job, problem=problem))
+            return scrubbed(problem=problem)
+
+        self._ask(
+            job,
+            lambda i, store_id: ScrubCheckpoint(
                 id=i, store_id=store_id, job=job.job, save=save, place=action.place, nbytes=action.nbytes
             ),
-            answer,
-            patience_s=_PIECE_S,
+            PieceRead, read, waits, _PIECE_S,
         )  # fmt: skip
 
     def _mend(self, action: act.Mend) -> None:
-        job, save, store_id = action.job, action.save, self._known_stores.of(action.job)
+        job, save = action.job, action.save
         slots = [(rank, self._arena.slot_path(job, name)) for rank, name in action.slots]
-
         ended = partial(ev.MendEnded, job=job, number=action.number, save=save)
 
-        def answer(reply: Done | Failed) -> None:
-            if not (isinstance(reply, Done) and isinstance(reply.result, Mended)):
-                self._deliver(ended(lost=action.ranks, problem=problem_of(reply)[:4000] or "no answer"))
-                return
-            found = reply.result
+        def mended(found: Mended) -> ev.Event:
             memory, parity, lost = map(tuple, (found.memory, found.parity, found.lost))
-            self._deliver(ended(memory=memory, parity=parity, lost=lost, problem=found.problem[:4000]))
+            return ended(memory=memory, parity=parity, lost=lost, problem=found.problem[:_MAX_CHARS])
 
-        if not store_id:
-            self._deliver(ended(lost=action.ranks, problem="no store is known"))
-            return
-        self._stores.ask(
-            job.store,
-            lambda i: MendCheckpoint(
+        self._ask(
+            job,
+            lambda i, store_id: MendCheckpoint(
                 id=i, store_id=store_id, job=job.job, save=save, ranks=list(action.ranks), slots=slots,
                 bytes_per_s=self._bytes_per_s,
             ),
-            answer,
-            patience_s=_MEND_S,
+            Mended, mended, lambda problem: ended(lost=action.ranks, problem=problem[:_MAX_CHARS]), _MEND_S,
         )  # fmt: skip
+
+    def _ask(  # noqa: PLR0913, PLR0917 - what differs between three requests
+        self,
+        job: JobKey,
+        request: Callable[[int, StoreId], ScrubRequest],
+        kind: type[R],
+        done: Callable[[R], ev.Event],
+        failed: Callable[[str], ev.Event],
+        patience_s: float,
+    ) -> None:
+        """Asks the worker of the job's store, and delivers what a result of that kind, or a problem, comes to."""
+
+        def answer(reply: Done | Failed) -> None:
+            found = reply.result if isinstance(reply, Done) else None
+            self._deliver(done(found) if isinstance(found, kind) else failed(problem_of(reply) or "no answer"))
+
+        if store_id := self._known_stores.of(job):
+            self._stores.ask(job.store, lambda i: request(i, store_id), answer, patience_s=patience_s)
+        else:
+            self._deliver(failed("no store is known"))

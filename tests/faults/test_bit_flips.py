@@ -16,6 +16,7 @@ from ckptd_client import RestoreError
 from tests import pythons
 from tests.checkpoints import write_checkpoint
 from tests.cluster import Node, wait_for
+from tests.flips import flip
 
 pytestmark = pytest.mark.faults
 
@@ -28,15 +29,6 @@ BYTES = torch.arange(256, dtype=torch.uint8).repeat(NBYTES // 256 + 1)[:NBYTES]
 
 def state_of(step):
     return {"w": BYTES + step, "step": step}
-
-
-def flip(path, offset, bit=3):
-    """Flips one bit of a file, counted from the end if offset is negative."""
-    with open(path, "r+b", buffering=0) as file:
-        at = file.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1 << bit]))
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from ckptd.cli import invoke
 from ckptd_client._load.rounds import read_checkpoint
 from ckptd_client._local.rank import Group
 from tests.cluster import Node, wait_for
+from tests.flips import flip
 from tests.ports import free_port
 from tests.stored import parity_of, records_of
 
@@ -57,12 +58,6 @@ def loaded(final, rank):
     assert notes == ()
     assert (state["w"] == torch.arange(70_000 + 5 * rank) * (rank + 1)).all()
     assert (state["lr"], state["name"]) == (0.5, f"rank {rank}")
-
-
-def flip(path, at):
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
 
 
 def run_on_three_nodes(directory, code, *args, saves):

@@ -17,8 +17,8 @@ from tests import pythons
 from tests.cluster import Node, wait_for
 from tests.faults.mounts import FuseStore, needs_fuse
 from tests.faults.ranks import JOB, Ranks, told
-from tests.faults.test_bit_flips import flip
 from tests.faults.test_journal import entries, save
+from tests.flips import flip
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 

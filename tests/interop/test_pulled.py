@@ -5,7 +5,8 @@ import re
 import pytest
 
 from tests.faults.nodes.clusters import a_cluster
-from tests.faults.nodes.test_damage import flip, slot_of
+from tests.faults.nodes.test_damage import slot_of
+from tests.flips import flip
 from tests.interop.launch import on_homes
 from tests.interop.off_store import STEP
 from tests.interop.pulled_ranks import COLUMNS, ROWS

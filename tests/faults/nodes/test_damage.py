@@ -9,6 +9,7 @@ from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals
 from tests.cluster import Node, wait_for
 from tests.faults.nodes.clusters import KB, Cluster, Ranks, a_cluster
+from tests.flips import flip
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-damage")]
 
@@ -22,14 +23,6 @@ def fixture_four(zygote):
     """a, b, c, d; what is fetched of c passes a relay."""
     with a_cluster(zygote, relayed="c") as cluster:
         yield cluster
-
-
-def flip(path: str, offset: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 0x04]))
 
 
 def slot_of(node: Node, step: int) -> str:

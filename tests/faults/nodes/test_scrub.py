@@ -5,7 +5,8 @@ import pytest
 from ckptd.shared.protocol.status import ScrubStatus
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import KB, Cluster, a_cluster
-from tests.faults.nodes.test_damage import flip, parity_of, slot_of
+from tests.faults.nodes.test_damage import parity_of, slot_of
+from tests.flips import flip
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-scrub")]
 

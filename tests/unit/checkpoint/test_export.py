@@ -22,6 +22,7 @@ from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.torchfile.zip_write import Archive
 from tests.boxes import Whole, some_whole, write_checkpoint
+from tests.flips import flip
 from tests.runs import RUN, manifest_in
 
 DTYPES = {
@@ -387,14 +388,6 @@ def test_without_numpy_a_cast_says_what_to_install(monkeypatch, checkpoint, tmp_
 
 
 # --- damage ---
-
-
-def flip(path, at):
-    with open(path, "r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
 
 
 @pytest.mark.parametrize("form", ["safetensors", "torch"])

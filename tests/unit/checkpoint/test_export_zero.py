@@ -25,6 +25,7 @@ from ckptd.checkpoint.export.run import Order, export
 from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd_client.files import TorchFile
+from tests.flips import flip
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "zero"
 STAGES = ("stage1", "stage2", "stage3")
@@ -36,14 +37,6 @@ WEIGHTS = Choice(only=("model",), strip="model")
 def exported(source, out, choice=WEIGHTS):
     export(Order(source=str(source), out=str(out), choice=choice))
     return load_file(out / "model.safetensors")
-
-
-def flip(path, at, bits=1):
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ bits]))
 
 
 def assert_equal(found, wanted):

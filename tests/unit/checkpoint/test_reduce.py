@@ -14,7 +14,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-from ckptd import cli
 from ckptd.checkpoint.reduce import Whole, _copy
 from ckptd.checkpoint.reduced_image import reduced
 from ckptd.checkpoint.verify import verify_path
@@ -35,6 +34,7 @@ from tests.checkpoints import write_checkpoint, write_files
 from tests.golden import make
 from tests.runs import RUN
 from tests.unit.client.same import difference
+from tests.unit.verbs import in_process
 
 GOLDEN = Path(make.__file__).parent / "files" / "golden"
 RANKS, HIDDEN = 2, (LESS_PREFIX, WHOLE_PREFIX)
@@ -80,15 +80,7 @@ def loaded(path, state, rank=0, **options):
 
 @pytest.fixture
 def ckptd(capsys, monkeypatch, tmp_path):
-    for name in [name for name in os.environ if name.startswith("CKPTD_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-    def run(*args):
-        code = cli.invoke(args)
-        return code, *capsys.readouterr()
-
-    return run
+    return in_process(capsys, monkeypatch, tmp_path)
 
 
 class Written:

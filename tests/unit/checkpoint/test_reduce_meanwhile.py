@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptd import cli
 from ckptd.checkpoint import reduce
 from ckptd.checkpoint.reduce import Whole
 from ckptd.checkpoint.repair.copies import mend_from_copies
@@ -26,6 +25,7 @@ from ckptd.store.posix.removal import LESS_PREFIX
 from ckptd.system.files import FileLayer
 from tests.checkpoints import write_checkpoint
 from tests.runs import RUN
+from tests.unit.verbs import in_process
 
 SAVES = [SaveId(1, counter, 10 * counter, RUN) for counter in (1, 2, 3)]
 IMAGE = "r00001-p00.safetensors"
@@ -51,15 +51,7 @@ def old(paths):
 
 @pytest.fixture
 def ckptd(capsys, monkeypatch, tmp_path):
-    for name in [name for name in os.environ if name.startswith("CKPTD_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-    def run(*args):
-        code = cli.invoke([str(arg) for arg in args])
-        return code, *capsys.readouterr()
-
-    return run
+    return in_process(capsys, monkeypatch, tmp_path)
 
 
 def drop(old, *keys):

@@ -17,6 +17,7 @@ from ckptd.shared.format.manifest import COMMITTED
 from ckptd.shared.format.schemes import Scheme
 from tests import pythons
 from tests.cluster import ROOT
+from tests.flips import flip
 from tests.parity_store import Made
 from tests.runs import manifest_in
 
@@ -45,14 +46,6 @@ def images(final):
 def parities(final):
     """Places of all parity files, by member."""
     return [str(path.relative_to(final)) for path in sorted(final.glob("sets/*/*.parity"))]
-
-
-def flip(path, at):
-    with open(path, "r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 16]))
 
 
 def mended(final, before, damage, *, verify=True):

@@ -21,6 +21,7 @@ from ckptd.shared.stores.kinds import open_files
 from ckptd.store.opening import open_store
 from ckptd.store.scrub_messages import BlockRead, MendCheckpoint, Mended, PieceRead, ReadBlock, ScrubCheckpoint
 from ckptd.system.files import FileLayer
+from tests.flips import flip
 from tests.parity_store import Made
 from tests.runs import STORE_ID
 
@@ -37,14 +38,6 @@ def fixture_arenas():
 @pytest.fixture(name="final")
 def fixture_final(tmp_path, arenas) -> Path:
     return Made(tmp_path, arenas, SIZES).commit()
-
-
-def flip(path, at):
-    with open(path, "r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 16]))
 
 
 def asked(final: Path, kind, *, alive=None, **words):

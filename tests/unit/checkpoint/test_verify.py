@@ -17,6 +17,7 @@ from ckptd.store.posix.commit import commit, write_vote
 from ckptd.store.posix.image_writer import make_set, write_image
 from ckptd.store.posix.scan import Place
 from ckptd.system.files import FileLayer
+from tests.flips import flip
 from tests.runs import MANIFEST, RUN, SET, VOTES, file_in, manifest_in, vote_in
 from tests.slots import make_vote, reseal, some_tensors, write_slot
 
@@ -37,14 +38,6 @@ def build(store: Path, save: SaveId = SAVE, *, nbytes: int = 5000, finish: bool 
     if finish:
         commit(fs, key, save, "test")
     return Path(place.final if finish else place.partial)
-
-
-def flip(path: Path | str, at: int, bit: int = 0) -> None:
-    with open(path, "r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ (1 << bit)]))
 
 
 def words(report: Report) -> str:

@@ -32,24 +32,14 @@ from ckptd.system.files import FileLayer
 from ckptd.system.units import parse_size
 from tests.runs import RUN, SET, STORE_ID
 from tests.unit import a_status
+from tests.unit.verbs import in_process
 
 VERBS = tuple(cli._VERBS)
 
 
 @pytest.fixture
 def ckptd(capsys, monkeypatch, tmp_path):
-    """ckptd(*args) -> (exit code, stdout, stderr), in an environment without settings."""
-    for name in [name for name in os.environ if name.startswith("CKPTD_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*args):
-        code = cli.invoke(args)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+    return in_process(capsys, monkeypatch, tmp_path, COLUMNS="80")
 
 
 class Daemon:

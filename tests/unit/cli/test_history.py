@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from ckptd import cli
 from ckptd.history import advice, intervals, runs, spread, summary
 from ckptd.history.goodput import spans, totals
 from ckptd.history.runs import runs_of
@@ -18,24 +17,13 @@ from tests.unit.history import stored
 from tests.unit.history.played import BEGAN, Training, played
 from tests.unit.history.test_runs import flat
 from tests.unit.sources import ROOT
+from tests.unit.verbs import in_process
 
 
 @pytest.fixture
 def ckptd(capsys, monkeypatch, tmp_path):
-    """ckptd(*args) -> (exit code, stdout, stderr), in an environment without settings."""
-    for name in [name for name in os.environ if name.startswith("CKPTD_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("TZ", "UTC")
     monkeypatch.chdir(tmp_path)
-
-    def run(*args):
-        code = cli.invoke(args)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+    return in_process(capsys, monkeypatch, tmp_path, COLUMNS="100", TZ="UTC")
 
 
 @pytest.fixture(scope="module")

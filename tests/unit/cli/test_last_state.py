@@ -14,7 +14,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from ckptd import cli
 from ckptd.arena.journal_files import JournalFile
 from ckptd.cli import last_state
 from ckptd.cli.view.last import view
@@ -29,6 +28,7 @@ from tests.faults.mounts import FuseStore, needs_fuse
 from tests.faults.ranks import JOB, Ranks
 from tests.runs import RUN
 from tests.unit.history import stored
+from tests.unit.verbs import in_process
 
 pytestmark = pytest.mark.process
 BEGAN = 1_790_000_000.0
@@ -50,16 +50,8 @@ def store(tmp_path):
 
 @pytest.fixture
 def ckptd(capfd, tmp_path, monkeypatch):
-    """ckptd(*args) -> (exit code, stdout, stderr), with an arena that no daemon has."""
-    monkeypatch.setenv("CKPTD_ARENA", str(tmp_path / "arena"))
     monkeypatch.chdir(tmp_path)
-
-    def run(*args):
-        code = cli.invoke(args)
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return run
+    return in_process(capfd, monkeypatch, tmp_path, CKPTD_ARENA=str(tmp_path / "arena"))
 
 
 def told(ckptd, *args):

@@ -8,12 +8,13 @@ import time
 import pytest
 import torch
 
-from ckptd import cli
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from tests.checkpoints import write_checkpoint
+from tests.flips import flip
 from tests.parity_store import Made
 from tests.runs import RUN
+from tests.unit.verbs import in_process
 
 IMAGE = "r00000-p00.safetensors"
 WORDS = torch.arange((3 * BLOCK_NBYTES) // 4, dtype=torch.int32)
@@ -21,20 +22,10 @@ WORDS = torch.arange((3 * BLOCK_NBYTES) // 4, dtype=torch.int32)
 
 @pytest.fixture(name="ckptd")
 def fixture_ckptd(capsys, monkeypatch, tmp_path):
-    """ckptd(*args) -> (exit code, stdout, stderr), in an environment without settings."""
-    for name in [name for name in os.environ if name.startswith("CKPTD_")]:
-        monkeypatch.delenv(name)
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-
-    def run(*args):
-        code = cli.invoke(["scrub", *args])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+    verb = in_process(capsys, monkeypatch, tmp_path, XDG_STATE_HOME=str(tmp_path / "state"))
+    return lambda *args: verb("scrub", *args)
 
 
 @pytest.fixture(name="store")
@@ -45,14 +36,6 @@ def fixture_store(tmp_path):
         write_checkpoint(store, [{"w": torch.ones(100) * step}], save=SaveId(1, step, step, RUN))
     write_checkpoint(store, [{"w": torch.zeros(3)}], job="other")
     return store
-
-
-def flip(path, at=-5):
-    with open(path, "r+b") as file:
-        at = file.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 16]))
 
 
 def found(ckptd, *args):
@@ -113,7 +96,7 @@ def test_the_rate_is_kept_and_the_next_one_goes_on_in_the_middle(ckptd, tmp_path
 
 def test_damage_is_named_each_time_until_it_is_gone(ckptd, store):
     path = store / "demo" / "latest"
-    flip(path / IMAGE)
+    flip(path / IMAGE, -5)
     for _ in range(2):
         code, out, _ = ckptd(str(store))
         assert code == 1
@@ -121,7 +104,7 @@ def test_damage_is_named_each_time_until_it_is_gone(ckptd, store):
         assert "not mended: " in out
         assert "no parity was drained" in out
         assert "1 damaged" in out
-    flip(path / IMAGE)
+    flip(path / IMAGE, -5)
     code, out, _ = ckptd(str(store))
     assert (code, "nothing is damaged" in out) == (0, True)
 
@@ -135,7 +118,7 @@ def fixture_arenas():
 def test_it_is_mended_from_parity(ckptd, tmp_path, arenas):
     final = Made(tmp_path, arenas, [[50_000], [80_001], [33_333]]).commit()
     whole = (final / IMAGE).read_bytes()
-    flip(final / IMAGE)
+    flip(final / IMAGE, -5)
     code, told = found(ckptd, str(final), "--no-repair")
     assert (code, told["checkpoints"][0]["mended"]) == (1, [])
     code, out, _ = ckptd(str(final))

@@ -15,6 +15,7 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.digest import BLOCK_NBYTES, block_count, digest
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import Seal, SlotState
+from tests.flips import flip
 from tests.nodes import EPOCH, SAVE, noise, start_set
 from tests.nodes import KEY as SET_KEY
 from tests.runs import RUN
@@ -52,14 +53,6 @@ def looks(arena, name, save=ONE):
     while not found[-1].last and not found[-1].gone:
         found.append(look_at_slot(arena, KEY, name, save, len(found) - 1))
     return found
-
-
-def flip(path, at):
-    with open(path, "r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 16]))
 
 
 def test_every_block_is_read_once(arena):

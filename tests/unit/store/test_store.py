@@ -33,6 +33,7 @@ from ckptd.store.posix.scan import Place, scan
 from ckptd.store.posix.store import PosixStore
 from ckptd.store.worker import other_jobs
 from ckptd.system.files import FileLayer, is_temp, temp_name
+from tests.flips import flip
 from tests.records import pin, unpin
 from tests.runs import MANIFEST, RUN, SET, VOTES, manifest_in, vote_in
 from tests.slots import Slot, make_vote, some_tensors, write_slot
@@ -139,21 +140,13 @@ def test_scan_lists_what_it_cannot_read_as_problems(key) -> None:
 def test_scan_names_a_damaged_vote(key) -> None:
     fs = FileLayer()
     place = drained(fs, key, SAVE)
-    flip(vote_in(place.partial, 1))
+    flip(vote_in(place.partial, 1), 60)
     (partial,) = scan(fs, key).partials
     assert not partial.finishable
     assert partial.voted == ["node0"]
     assert f"{place.partial}/{VOTES[1]}" in partial.missing
     with pytest.raises(DamagedError, match=r"node1\."):
         commit(fs, key, SAVE, "test")
-
-
-def flip(path: str, at: int = 60) -> None:
-    with open(path, "r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
 
 
 # -- images --
@@ -799,7 +792,7 @@ def voted_for_both(fs: FileLayer, key: JobKey, *, seed: int = SAVE.step + 1) -> 
 
 def test_a_damaged_vote_of_a_node_that_has_voted_again_is_not_needed(key) -> None:
     fs = FileLayer()
-    flip(voted_for_both(fs, key))
+    flip(voted_for_both(fs, key), 60)
     assert scan(fs, key).partials[0].finishable
     commit(fs, key, SAVE, "test")
     assert [record.rank for record in records_of(Place(key, SAVE).final)] == [0, 1]

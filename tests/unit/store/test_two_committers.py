@@ -17,10 +17,11 @@ from ckptd.store.posix.commit import commit, write_vote
 from ckptd.store.posix.image_writer import make_set, write_image
 from ckptd.store.posix.scan import Place, committed_at, scan
 from ckptd.system.files import FileLayer
+from tests.flips import flip
 from tests.runs import SET, VOTES, give_id, vote_in
 from tests.slots import Slot, make_vote, write_slot
 from tests.stored import records_of
-from tests.unit.store.test_store import SAVE, flip, image_of
+from tests.unit.store.test_store import SAVE, image_of
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ def test_of_two_committers_with_different_votes_both_say_what_is_committed(key, 
 def test_a_damaged_vote_of_a_node_that_has_voted_again_is_no_damage_of_the_checkpoint(key) -> None:
     place, slots = written(key, 2)
     vote(key, slots, "node0", [0])
-    flip(str(vote_in(place.partial)))
+    flip(str(vote_in(place.partial)), 60)
     vote(key, slots, "node0", [0, 1])
     commit(FileLayer(), key, SAVE, "test")
     report = verify_path(place.final)
