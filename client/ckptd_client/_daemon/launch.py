@@ -68,7 +68,7 @@ class Launch:
         text_of_error, hint = _error_of(self._logged())
         full = spare_pages.why_full(self._arena)
         text_of_error = text_of_error or f"{self.log} says nothing of it" + (f"; {full}" if full else "")
-        how = _ended(self._shell.returncode) if self.over else f"it does not listen after {seconds:.3g} s"
+        how = _ended(self._shell.returncode) if self.over else f"it does not listen after {round(seconds, 1):g} s"
         hint = hint or (spare_pages.how_to_free(self._arena) if full else f"see {self.log}, or try: ckptd run")
         hint += "; dmesg | tail shows whether memory ran out" if "SIGKILL" in how else ""
         return ConnectError(f"the daemon did not start: {how}: {text_of_error}", hint=hint)
