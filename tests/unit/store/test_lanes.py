@@ -103,6 +103,7 @@ def test_one_is_carried_out_at_a_time(make, tmp_path, store_id, hang):
         answers.ask(request(store_id))
     answers.ask()
     assert isinstance(answers.turn(1)[0].result, Space)
+    wait_for(lambda: hang.begun)
     assert len(hang.begun) == 1
     assert not answers.stores.busy
     hang.over.set()
@@ -138,6 +139,7 @@ def test_the_worker_is_replaced_after_a_late_one_and_not_under_a_drain(make, tmp
     answers.ask()
     (first,) = stores.links
     assert answers.turn(1)[0].code == "late"
+    wait_for(lambda: hang.begun)
     answers.ask(piece(store_id))
     assert answers.turn(2)[1].code == "hung", "the lane is held until it ends"
     assert stores.links == [first]
