@@ -33,14 +33,18 @@ def fixture_node(tmp_path: Path) -> Iterator[Node]:
 
 
 def slot_of(node: Node, step: int) -> tuple[str, int]:
-    """The slot that has the step, and the bytes of its image."""
-    for path in node.slots():
-        with open(path, "rb") as file:
-            file.seek(-SEALS_NBYTES, os.SEEK_END)
-            seal = decode_seals(file.read())[2]
-        if seal.save is not None and seal.save.step == step and seal.state == "digested":
-            return path, seal.image_nbytes
-    raise AssertionError(f"no slot holds step {step}")
+    """The slot that has the step, and the bytes of its image, once its digests are there: later than staged."""
+
+    def found() -> tuple[str, int] | None:
+        for path in node.slots():
+            with open(path, "rb") as file:
+                file.seek(-SEALS_NBYTES, os.SEEK_END)
+                seal = decode_seals(file.read())[2]
+            if seal.save is not None and seal.save.step == step and seal.state == "digested":
+                return path, seal.image_nbytes
+        return None
+
+    return wait_for(found)
 
 
 def image_of(node: Node) -> str:
