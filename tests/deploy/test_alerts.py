@@ -157,7 +157,7 @@ def missing():
         100,
         "staging",
         ranks=1,
-        reason="waits for rank 1: every rank calls save",
+        reason="waits for rank 1: every rank must call save",
         missing=[(1, 1)],
         tiers=[],
         world_size=2,

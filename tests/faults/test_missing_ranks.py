@@ -16,7 +16,7 @@ from tests.faults.ranks import RankError, Ranks, told
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
-CALL = "every rank calls save (one rank alone: connect(alone=True))"
+CALL = "every rank must call save (one rank alone: connect(alone=True))"
 WAITS = f"ckptd: step 10 waits for ranks 1-3: {CALL}; ranks 1-3 are pids "
 
 
@@ -109,7 +109,7 @@ def test_ranks_that_come_after_all_make_it_whole(ranks: Ranks):
 def test_a_wait_that_ends_too_early_says_whom_it_waited_for(ranks: Ranks):
     ranks.call("prepare")
     ranks[0].call("save", 10)
-    with pytest.raises(RankError, match=r"waits for ranks 1-3: every rank calls save"):
+    with pytest.raises(RankError, match=r"waits for ranks 1-3: every rank must call save"):
         ranks[0].call("wait", 10, "staged", 7.0)
 
 
@@ -118,7 +118,7 @@ def test_a_daemon_that_restarted_names_them_and_who_has_not_called_it_since(node
     ranks[0].call("save", 10)
     node.kill()
     node.start()
-    with pytest.raises(RankError, match=r"waits for ranks 1-3: every rank calls save"):
+    with pytest.raises(RankError, match=r"waits for ranks 1-3: every rank must call save"):
         ranks[0].call("wait", 10, "staged", 12.0)
     (text,) = said(ranks)
     assert "ranks 1-3 have not called ckptd since the daemon of their nodes restarted; ranks 1-3 are pids " in text

@@ -26,7 +26,7 @@ client.close()
 """,
         cause="step 0 waits for rank 1",
         place=r"job first closed: 6 saves \(steps 0 to 5\) are not complete and cannot be restored: .*rank 1",
-        hint=r"every rank calls save \(one rank alone: connect\(alone=True\)\)",
+        hint=r"every rank must call save \(one rank alone: connect\(alone=True\)\)",
         never="drains are slow",
         ends=0,
     ),
@@ -41,7 +41,7 @@ client.close()
 """,
         cause="step 10 waits for rank 1",
         place=r"job first closed: step 10 is not complete and cannot be restored: it .*rank 1",
-        hint=r"every rank calls save \(one rank alone: connect\(alone=True\)\)",
+        hint=r"every rank must call save \(one rank alone: connect\(alone=True\)\)",
         ends=0,
     ),
     _ranks(
@@ -69,7 +69,7 @@ else:
 """,
         cause="ConnectError: ",
         place="rank 1",
-        hint=r"every rank calls connect|connect\(alone=True\)",
+        hint=r"every rank must call connect|connect\(alone=True\)",
         ends=(1, 0),
     ),
     _ranks(
@@ -85,7 +85,7 @@ client.close()
 """,
         cause="ckptd: load of job first waits for rank 1: ",
         place=r"rank 1 is pid \d+ on node0",
-        hint=r"Error: rank 1 \(pid \d+\) has closed its client without calling load\n.*hint: every rank calls load",
+        hint=r"Error: rank 1 \(pid \d+\) has closed its client without calling load\n.*hint: every rank must call load",
         ends=(1, 0),
     ),
     _ranks(

@@ -6,6 +6,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 
 from tests import pythons
@@ -17,13 +18,19 @@ from tests.faults.ranks import JOB, MB, Ranks, told
 _NAME = "gpu01"
 _SLOTS = 3  # of a rank
 _FULL_NBYTES, _LARGE_NBYTES = 24 * MB, 8 * MB
+_SHORT = "/tmp/ck-"  # eight random characters follow: as long as STORE, so that lines break as at a site
+
+
+@contextlib.contextmanager
+def _a_store() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix=os.path.basename(_SHORT), dir=os.path.dirname(_SHORT)) as store:
+        assert len(store) == len(STORE), store
+        yield store
 
 
 @contextlib.contextmanager
 def _a_node(base: pathlib.Path, store: str = "", **environ: str) -> Iterator[Node]:
-    store = store or str(base / "store")
-    os.makedirs(store, exist_ok=True)
-    with told(store, logs=str(base)) as node:
+    with contextlib.nullcontext(store) if store else _a_store() as at, told(at, logs=str(base)) as node:
         node.start(CKPTD_NODE=_NAME, **environ)
         yield node
 
@@ -74,11 +81,10 @@ def rank_missing(base: pathlib.Path) -> str:
 
 def store_full(base: pathlib.Path) -> str:
     """The store has room for two checkpoints."""
-    store = base / "small"
-    store.mkdir()
     with (
-        mounted(str(store), "-t", "tmpfs", "-o", f"size={_FULL_NBYTES}", "none"),
-        _a_node(base, str(store), CKPTD_KEEP_LAST="8") as node,
+        _a_store() as store,
+        mounted(store, "-t", "tmpfs", "-o", f"size={_FULL_NBYTES}", "none"),
+        _a_node(base, store, CKPTD_KEEP_LAST="8") as node,
         Ranks(node, nbytes=_LARGE_NBYTES) as ranks,
     ):
         ranks.call("connect")

@@ -40,7 +40,7 @@ def named(nodes: Sequence[str]) -> str:
 
 
 def counted_nodes(nodes: Sequence[str], total: int) -> str:
-    """For a sentence: "node b", "nodes 3, 7-12", and of how many where they are many."""
-    noun = "node" if len(nodes) == 1 else "nodes"
-    of_how_many = f" (of {total:,})" if total > _MAX_NAMES and len(nodes) < total else ""
+    """For a sentence: "node b", "nodes 3, 7-12", and how many of how many where they are many."""
+    noun, count = ("node", "") if len(nodes) == 1 else ("nodes", f"{len(nodes):,} ")
+    of_how_many = f" ({count}of {total:,})" if total > _MAX_NAMES and len(nodes) < total else ""
     return f"{noun} {named(nodes)}{of_how_many}"

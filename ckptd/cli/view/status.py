@@ -18,7 +18,7 @@ from ckptd.cli.view.names import named
 from ckptd.cli.view.nodes import NodesView, troubles, versions
 from ckptd.cli.view.parts import NEARLY_FULL, Facts, Marks, Name, bar, marks_for
 from ckptd.cli.view.ranks import late_rows, rank_rows
-from ckptd.cli.view.unsafe import AWAY, is_of_lost_nodes, judged
+from ckptd.cli.view.unsafe import AWAY, further_losses, is_of_lost_nodes, judged, lost_nodes
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import End, Milestone
 from ckptd.shared.protocol.status import DrainStatus, JobStatus, RestoreStatus, Status, Unsafe
@@ -172,8 +172,16 @@ def _safe(job: JobStatus, page: _Page) -> Text:
     words = [] if Milestone.DURABLE in dict(found) else [Text("nothing durable yet", "yellow")]
     for milestone, one in found:
         age = f" ({human.duration(one.age_s)})" if one.age_s is not None else ""
-        words.append(Text(f"{milestone} {one.step}{age}", "" if milestone is Milestone.STAGED else "green"))
+        style = "" if milestone is Milestone.STAGED else "green"
+        words.append(Text(f"{milestone} {one.step}{age}{_as_long_as(job, milestone)}", style))
     return Text(f" {page.marks.dot} ").join(words)
+
+
+def _as_long_as(job: JobStatus, milestone: Milestone) -> str:
+    """What was protected is less so once its parity stands in for nodes that do not answer."""
+    if milestone is not Milestone.PROTECTED or not lost_nodes(job) or (further := further_losses(job)) > 0:
+        return ""
+    return " until one more node is lost" if further == 0 else " if they come back"
 
 
 _LOADING = {  # by the phase of a load
@@ -205,7 +213,7 @@ def _drain(drain: DrainStatus, page: _Page, codes: set[str]) -> RenderableType:
     lines: list[RenderableType] = [top, page.joined(*facts)]
     if drain.last_error:
         again = f", again in {human.duration(drain.retry_in_s)}" if drain.retry_in_s is not None else ""
-        failed = f"attempt {drain.attempt} failed" if again else f"attempt {drain.attempt}, the one before failed"
+        failed = f"attempt {drain.attempt - 1} failed" if again else f"attempt {drain.attempt}, the one before failed"
         why = "" if "nodes_lost" in codes and AWAY in drain.last_error else f": {human.printable(drain.last_error)}"
         lines.append(Text(f"{failed}{why}{again}", style="yellow"))
     return Group(*lines)

@@ -6,6 +6,7 @@ that its newest save is on its way is no finding.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from ckptd.system import human
 
 _LATE_S = 5.0  # ranks of a normal job call within seconds of each other
 _AGAIN_AND_AGAIN = 3  # saves that were never drained; fewer may be one slow drain
-_ROOM = 1.25  # for a drain that takes a little longer than the last
+_ROOM = 1.1  # for a drain that takes a little longer than the last
 _MAX_ERROR_CHARS = 90
 _BAD_ENDS = frozenset({End.FAILED, End.ABANDONED, End.SKIPPED})
 _SILENCE = ("answer", "hang")  # in the words for a store that hangs; other words are for a worker that ended
@@ -40,7 +41,7 @@ class Look:
     @property
     def lost_nodes(self) -> list[str]:
         """Nodes that do not answer."""
-        return [node.node for node in self.job.nodes if not node.reachable]
+        return lost_nodes(self.job)
 
 
 class Found(NamedTuple):
@@ -93,13 +94,21 @@ def _where(job: JobStatus, runs: Sequence[tuple[int, int]], count: int) -> str:
     return f"{text} of {counted_nodes(homes, len(job.nodes))}" if homes and len(job.nodes) > 1 else text
 
 
-def _safe_without(job: JobStatus, lost: set[str]) -> CheckpointStatus | None:
-    """The newest checkpoint that a load finds without these nodes."""
+def lost_nodes(job: JobStatus) -> list[str]:
+    """Those that do not answer."""
+    return [node.node for node in job.nodes if not node.reachable]
+
+
+def further_losses(job: JobStatus) -> int:
+    """How many nodes more of the set that has lost most its parity bears; below zero: it has lost too many."""
     losses = next((scheme.losses for scheme in Scheme if scheme == job.scheme), 0)
-    per_set: dict[int, int] = {}
-    for node in job.nodes:
-        per_set[node.set_index] = per_set.get(node.set_index, 0) + (node.node in lost)
-    bearable = max(per_set.values(), default=0) <= losses
+    lost = Counter(node.set_index for node in job.nodes if not node.reachable)
+    return losses - max(lost.values(), default=0)
+
+
+def _safe_without_lost(job: JobStatus) -> CheckpointStatus | None:
+    """The newest checkpoint that a load finds without the nodes that do not answer."""
+    bearable = further_losses(job) >= 0
     found = (c for c in job.checkpoints if Tier.PFS in c.tiers or (bearable and c.protected and c.tiers))
     return next(found, None)
 
@@ -141,11 +150,14 @@ def _load_waits(look: Look) -> Iterator[Found]:
         return
     count = look.job.world_size - load.ranks
     text = f"the load waits for {_where(look.job, load.missing, count)}, for {human.duration(load.seconds)} now"
-    yield Found(text, "every rank calls load (one rank alone: connect(alone=True)); do they run?")
+    yield Found(text, "every rank must call load (one rank alone: connect(alone=True)); do they run?")
 
 
 def _ranks_missing(look: Look) -> Iterator[Found]:
+    """That ranks of nodes that do not answer deliver nothing is said of the nodes."""
+    lost = {rank for node in look.job.nodes if not node.reachable for rank in node.ranks}
     waiting = [c for c in look.job.checkpoints if c.phase == "staging" and c.missing and c.reason]
+    waiting = [c for c in waiting if c.world_size - c.ranks > len(lost.intersection(_members(c.missing)))]
     if not waiting:
         return
     oldest = waiting[-1]
@@ -185,7 +197,7 @@ def _nodes_lost(look: Look) -> Iterator[Found]:
     job, lost = look.job, look.lost_nodes
     if not lost:
         return
-    left = _safe_without(job, set(lost))
+    left = _safe_without_lost(job)
     back = f"load restores step {left.step} without {'it' if len(lost) == 1 else 'them'}" if left is not None else ""
     back = back or f"no checkpoint can be restored without {'it' if len(lost) == 1 else 'them'}"
     verb = "does" if len(lost) == 1 else "do"

@@ -23,7 +23,7 @@ def how_closed(event: RankDetached) -> How:
 
 _AGAIN = "no save or load succeeds without it: see why it ended, and start the job again"
 _LAST = "every rank closes only after the last save and load of all"
-_CALL = "every rank calls load (one rank alone: connect(alone=True))"
+_CALL = "every rank must call load (one rank alone: connect(alone=True))"
 
 
 class Departure(NamedTuple):

@@ -152,9 +152,9 @@ class MissingRanks:
         if absent:
             who = "they have" if absent == list(missing) else f"{named_ranks(absent)} have"
             who = "it has" if len(missing) == 1 else who
-            causes.append(f"{who} not connected: every rank calls connect and {call} {_ALONE}")
+            causes.append(f"{who} not connected: every rank must call connect and {call} {_ALONE}")
         elif idle or unattached:
-            causes.append(f"every rank calls {call} {_ALONE}")
+            causes.append(f"every rank must call {call} {_ALONE}")
         if unattached:
             have, place = ("has", "its node") if len(unattached) == 1 else ("have", "their nodes")
             causes.append(f"{named_ranks(unattached)} {have} not called ckptd since the daemon of {place} restarted")

@@ -129,7 +129,7 @@ def _waits_for(link: Link) -> str:
     """What a load waits for, as far as this rank knows. It names a load that only one rank calls, which never ends."""
     where = f"for the store {link.job.store} to answer"
     if link.group.world_size > 1:
-        return f"for other ranks, or {where}; every rank calls load (one rank alone: connect(alone=True))"
+        return f"for other ranks, or {where}; every rank must call load (one rank alone: connect(alone=True))"
     return where
 
 

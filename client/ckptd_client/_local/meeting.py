@@ -32,7 +32,7 @@ class AbsentError(Exception):
 def not_all_came(ranks: Sequence[int], world_size: int, seconds: float) -> ConnectError:
     """The error on the ranks that came."""
     text = f"{named_ranks(ranks)} of {world_size} did not call connect within {seconds:g} s"
-    return ConnectError(text, hint=f"every rank calls connect; {_ALONE}")
+    return ConnectError(text, hint=f"every rank must call connect; {_ALONE}")
 
 
 def turns(world_size: int, seconds: float, late: Callable[[], Sequence[int]]) -> Iterator[None]:
@@ -44,7 +44,7 @@ def turns(world_size: int, seconds: float, late: Callable[[], Sequence[int]]) ->
         if waited > WARN_AFTER_S and not warned:
             warned = True
             if ranks := late():
-                text = "ckptd: connect waits, up to %g s, for %s of %d: every rank calls connect; %s"
+                text = "ckptd: connect waits, up to %g s, for %s of %d: every rank must call connect; %s"
                 log.warning(text, seconds, named_ranks(ranks), world_size, _ALONE)
         time.sleep(min(pause, most))
         pause *= 1.5

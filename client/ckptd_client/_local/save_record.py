@@ -19,7 +19,7 @@ _ORDER = list(Milestone)
 _FINAL = frozenset({End.DURABLE, End.SUPERSEDED, End.SKIPPED, End.ABANDONED, End.FAILED})
 _HINTS = {
     End.KEPT: "client.wait('durable') forces the newest; save(..., drain=True) forces one; drain_every decides",
-    End.ABANDONED: "every rank calls save at each step; where a rank has ended, start the job again",
+    End.ABANDONED: "every rank must call save at each step; where a rank has ended, start the job again",
 }
 MAX_HANDLES = 256  # beyond these, records of ended saves are dropped
 MAX_OPEN = 4096

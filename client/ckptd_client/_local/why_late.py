@@ -43,7 +43,7 @@ def _of_ranks(one: CheckpointStatus, watch: str) -> Cause:
     if one.reason:
         return Cause(f"it {one.reason}", watch)
     if one.ranks < one.world_size:
-        return Cause(f"{one.ranks} of {one.world_size} ranks have saved it", f"every rank calls save; {watch}")
+        return Cause(f"{one.ranks} of {one.world_size} ranks have saved it", f"every rank must call save; {watch}")
     return Cause()
 
 

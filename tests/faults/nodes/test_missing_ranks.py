@@ -7,7 +7,7 @@ from tests.faults.nodes.clusters import Cluster, Ranks
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240), pytest.mark.xdist_group("nodes-missing")]
 
-CALL = "every rank calls save (one rank alone: connect(alone=True))"
+CALL = "every rank must call save (one rank alone: connect(alone=True))"
 HOMES = "aabb"
 
 

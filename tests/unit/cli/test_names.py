@@ -26,5 +26,5 @@ def test_runs_of_numbers_are_drawn_together(nodes, text):
 
 def test_of_how_many_is_said_where_they_are_many():
     assert counted_nodes(["b"], 4) == "node b"
-    assert counted_nodes(["b", "c"], 10_000) == "nodes b, c (of 10,000)"
+    assert counted_nodes(["b", "c"], 10_000) == "nodes b, c (2 of 10,000)"
     assert counted_nodes([f"n{n:05d}" for n in range(10_000)], 10_000) == "nodes n[00000-09999]"

@@ -40,4 +40,4 @@ def test_where_nothing_is_wrong_nothing_is_said():
 
 def test_of_many_nodes_ranges_are_named_and_the_page_stays_low():
     (found,) = [one for one in judged(driven.thousand_nodes(64)).unsafe if one.code == "nodes_lost"]
-    assert "nodes node[00003,00007-00012] (of 64) do not answer" in found.text
+    assert "nodes node[00003,00007-00012] (7 of 64) do not answer" in found.text

@@ -14,7 +14,7 @@ ALIVE = [a_status.rank(number) for number in range(4)]
 DURABLE = a_status.checkpoint(1100, "durable", "durable", end="durable", tiers=["pfs"])
 STAGED = a_status.checkpoint(1300, "kept", "staged", end="kept")
 PROTECTED = a_status.checkpoint(1200, "kept", "protected", end="kept", protected=True)
-CALLS = "waits for ranks 4-7: every rank calls save; ranks 4-7 are pids 1-4 on node01"
+CALLS = "waits for ranks 4-7: every rank must call save; ranks 4-7 are pids 1-4 on node01"
 WAITING = a_status.checkpoint(
     1350, "staging", ranks=12, age_s=42.0, reason=CALLS, missing=[(4, 7)], tiers=[], milestone=None
 )
@@ -64,12 +64,12 @@ CASES = {
     "load_waits": (
         found(restore=LOADING),
         "the load waits for rank 5 of node node01, for 42s now",
-        "every rank calls load",
+        "every rank must call load",
     ),
     "ranks_missing": (
         found(checkpoints=[WAITING, STAGED]),
         "ranks 4-7 of node node01 have not delivered step 1350 for 42s",
-        "every rank calls save; ranks 4-7 are pids 1-4 on node01",
+        "every rank must call save; ranks 4-7 are pids 1-4 on node01",
     ),
     "nodes_lost": (
         found(nodes=lost(2), checkpoints=[STAGED, PROTECTED, DURABLE]),
@@ -109,7 +109,7 @@ CASES = {
     "store_slow": (
         found(pace=PACE),
         "the store takes 34s per save, you save each 20s: 12 saves never became durable",
-        "connect(drain_every=150) drains one save in 3",
+        "connect(drain_every=100) drains one save in 2",
     ),
     "saves_lost": (
         found(checkpoints=[NO_SLOT, STAGED]),
@@ -169,6 +169,12 @@ def test_more_nodes_than_the_scheme_bears_leave_what_is_durable():
     assert one.text == "nodes node[01-02] do not answer: no checkpoint can be restored without them"
 
 
+def test_ranks_that_wait_for_nothing_but_a_lost_node_are_no_finding_of_their_own():
+    checkpoints = [WAITING, STAGED, PROTECTED]  # ranks 4 to 7, which node 1 runs
+    assert [one.code for one in found(nodes=lost(1), checkpoints=checkpoints)] == ["nodes_lost"]
+    assert [one.code for one in found(nodes=lost(2), checkpoints=checkpoints)] == ["nodes_lost", "ranks_missing"]
+
+
 def test_what_a_lost_node_does_to_its_set_is_said_once():
     hears = "set 0 makes no parity while it hears nothing of node02"
     assert [one.code for one in found(nodes=lost(2), degraded=[hears])] == ["nodes_lost"]
@@ -198,7 +204,7 @@ def test_json_has_them():
         {
             "code": "store_slow",
             "text": "the store takes 34s per save, you save each 20s: 12 saves never became durable",
-            "hint": "connect(drain_every=150) drains one save in 3; the others stay in memory until newer ones come",
+            "hint": "connect(drain_every=100) drains one save in 2; the others stay in memory until newer ones come",
             "job": "llama-7b",
             "store": a_status.STORE,
         }

@@ -25,7 +25,7 @@ def test_of_a_save():
 def test_of_a_load():
     text, hint = Departure(1, How.CLOSED, 7).of_load(called=False)
     assert text == "rank 1 (pid 7) has closed its client without calling load"
-    assert hint.startswith("every rank calls load")
+    assert hint.startswith("every rank must call load")
     assert Departure(1, How.ENDED, 7).of_load(called=True)[0] == "rank 1 (pid 7) has ended during the load"
     assert all(Departure(1, how).of_load(called=called)[1] for how in How for called in (True, False))
 

@@ -12,7 +12,7 @@ from tests.unit.core.a_job import CAPACITY, KEY, AJob
 ONE, TWO = SaveId(1, 1, 10, RUN), SaveId(1, 2, 20, RUN)
 LARGE = 2 * CAPACITY
 ALLOCATED = "is being allocated (client.prepare(state) does that ahead of the first save)"
-CALL = "every rank calls save (one rank alone: connect(alone=True))"
+CALL = "every rank must call save (one rank alone: connect(alone=True))"
 
 
 def notices(job: AJob, rank: int = 0, save: SaveId = ONE) -> list[str]:
@@ -95,7 +95,7 @@ def test_ranks_that_never_connected_are_named_as_such():
     job.stage(0, ONE)
     job.tick(6)
     (text,) = notices(job)
-    what = "every rank calls connect and save (one rank alone: connect(alone=True))"
+    what = "every rank must call connect and save (one rank alone: connect(alone=True))"
     assert text == f"waits for ranks 1-3: they have not connected: {what}"
 
 
@@ -282,7 +282,7 @@ def test_a_load_that_some_ranks_do_not_call_names_them_once_to_the_lowest_that_d
     job.tick(4.9)
     assert load_notices(job, 1) == []
     job.tick(0.2)
-    call = "every rank calls load (one rank alone: connect(alone=True)); ranks 0, 2 are pids 100, 102 on node"
+    call = "every rank must call load (one rank alone: connect(alone=True)); ranks 0, 2 are pids 100, 102 on node"
     assert load_notices(job, 1) == [Notice(call="load", message="waits for ranks 0, 2", hint=call)]
     job.tick(20)
     assert len(load_notices(job, 1)) == 1

@@ -105,7 +105,7 @@ def test_a_save_that_one_rank_has_staged():
     job.tick(7.0)
     job_status = shown(job)
     (found,) = job_status.checkpoints
-    assert found.reason.startswith("waits for rank 1: every rank calls save")
+    assert found.reason.startswith("waits for rank 1: every rank must call save")
     values = {"milestone": None, "tiers": [], "ranks": 1, "nbytes": 10, "age_s": 7.0, "reason": found.reason}
     assert found == a_checkpoint(ONE, phase="staging", missing=[(1, 1)], **values)
     assert job_status.ranks == [a_rank(0, slots_in_use=1, newest_step=10), a_rank(1)]

@@ -114,9 +114,9 @@ def test_those_that_came_name_those_that_did_not_and_then_all_connect(tmp_path, 
     for _, took, text in found:
         assert seconds - 0.5 <= float(took) < seconds + 4
         assert text.startswith(f"{missing} of 3 did not call connect within {seconds:g} s")
-        assert "every rank calls connect; one rank alone: connect(alone=True)" in text
+        assert "every rank must call connect; one rank alone: connect(alone=True)" in text
     assert output.count("is good") == WORLD
-    waits = f"connect waits, up to {seconds:g} s, for {missing} of 3: every rank calls connect"
+    waits = f"connect waits, up to {seconds:g} s, for {missing} of 3: every rank must call connect"
     assert (waits in errors) is (seconds > 5)
     assert "waitForInput" not in errors, "torch's store would say so each second"
 

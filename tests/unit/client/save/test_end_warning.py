@@ -7,7 +7,7 @@ from ckptd.shared.protocol.messages import End, Milestone, Progress
 from ckptd_client._local.save_record import HandleBook, SaveRecord
 from ckptd_client._save.end_warning import unsafe
 
-WAITS = "waits for rank 1: every rank calls save"
+WAITS = "waits for rank 1: every rank must call save"
 
 
 def _save(step):

@@ -8,7 +8,7 @@ from tests.unit.core.nodes.a_cluster import ACluster
 
 ONE = SaveId(1, 1, 10, RUN)
 ALLOCATED = "waits for rank 1: the memory of its slots is being allocated"
-ACCUSED = "waits for rank 1: every rank calls save"
+ACCUSED = "waits for rank 1: every rank must call save"
 SILENT = "waits for rank 1: node b does not answer: ckptd status there"
 
 
