@@ -70,6 +70,7 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""  # why it could not continue
     missing: str = ""  # the topmost directory that is not there
     fs_type: str = ""
+    on_root: bool = False  # it lies on the file system of "/"
     free_nbytes: int | None = None
     fsync_s: float | None = None
     rename_error: str | None = None  # "" when rename and directory sync work
@@ -317,6 +318,9 @@ def _judge_store_kind(facts: StoreFacts) -> Finding:
     if facts.fs_type in _MEMORY_FS:
         fix = "set CKPTD_STORE to a directory on the parallel file system"
         return _bad("store file system", f"{facts.fs_type}: lost with the node", fix)
+    if facts.on_root:
+        fix = "is the parallel file system mounted? Where a disk of the node is meant: keep copies elsewhere"
+        return _warn("store file system", f"{facts.fs_type} of /, the node's own disk: lost with the node", fix)
     return _ok("store file system", facts.fs_type or "unknown")
 
 

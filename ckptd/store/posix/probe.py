@@ -36,7 +36,7 @@ def probe(path: str) -> Iterator[dict[str, object]]:
         return
     try:
         yield {"doing": "reading free space"}
-        yield {"fs_type": _fs_type(path), "free_nbytes": _free_nbytes(path)}
+        yield _kind(path) | {"free_nbytes": _free_nbytes(path)}
         yield {"doing": f"syncing a small file in {scratch}"}
         yield {"fsync_s": _median_sync_s(scratch)}
         yield {"ahead_s": _ahead_s(scratch)}
@@ -65,10 +65,10 @@ def _missing(path: str) -> str:
     return missing
 
 
-def _fs_type(path: str) -> str:
+def _kind(path: str) -> dict[str, object]:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
         mount = mount_of(os.path.realpath(path), parse_mountinfo(file.read()))
-    return mount.fs_type.removeprefix("fuse.") if mount else ""
+    return {"fs_type": mount.fs_type.removeprefix("fuse."), "on_root": mount.point == "/"} if mount else {}
 
 
 def _free_nbytes(path: str) -> int:

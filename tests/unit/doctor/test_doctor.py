@@ -197,6 +197,7 @@ def test_a_good_store():
         ({"finished": False}, "store", "bad"),
         ({"error": "No space left on device"}, "store", "bad"),
         ({"fs_type": "tmpfs"}, "store file system", "bad"),
+        ({"fs_type": "ext4", "on_root": True}, "store file system", "warn"),
         ({"free_nbytes": GIB}, "store space", "warn"),
         ({"rename_error": "Invalid argument"}, "store rename", "bad"),
         ({"fsync_s": 0.5}, "store sync", "warn"),
@@ -230,6 +231,7 @@ def test_a_report_cut_short():
 def test_probing_a_real_store(tmp_path):
     facts = probe_store.probe_store(str(tmp_path))
     assert facts.finished
+    assert facts.on_root == (os.stat(tmp_path).st_dev == os.stat("/").st_dev)
     assert facts.error == ""
     assert facts.rename_error == ""
     assert facts.sample_nbytes == SAMPLE_NBYTES
