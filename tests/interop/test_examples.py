@@ -73,7 +73,7 @@ def last_tensors(node, job):
 
 
 def test_fsdp2_goes_on_to_the_bit_when_a_rank_is_killed(node, tmp_path_factory):
-    process = torchrun(node, example("fsdp2.py", node), restarts=1)
+    process = torchrun(node, example("fsdp2.py", node), restarts=3)
     said = []
     for line in process.stdout:
         said.append(line)
@@ -83,6 +83,8 @@ def test_fsdp2_goes_on_to_the_bit_when_a_rank_is_killed(node, tmp_path_factory):
             os.kill(ranks[0], signal.SIGKILL)
     assert process.wait(TIMEOUT_S) == 0, "".join(said)
     text = "".join(said)
+    failed = text.count("failed (exitcode:")
+    assert failed == 1 + text.count("RuntimeError: Gloo connectFullMesh failed"), text  # now and then; it is torch's
     assert text.count("starting at step 0, from nothing\n") == 2, text
     assert text.count("starting at step 30, from arena\n") == 2 or text.count("starting at step 20, from arena\n") == 2
 
