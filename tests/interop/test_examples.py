@@ -21,6 +21,8 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("FAULTS") != "long", reason="FAULTS=long"),
 ]
 STEPS = 60
+_OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else a restarted rank may find another's former address
+_LOSS_RE = re.compile(r"rank \d step \d+ loss \d+\.\d{4}")  # two ranks may print into one line
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def torchrun(node, script, *, restarts=0):
 def start(node, *arguments):
     process = pythons.Popen(
         [sys.executable, *arguments],
-        env=node.environ(STEPS=str(STEPS), PAUSE_S="0.02", PYTHONWARNINGS="ignore", PYTHONUNBUFFERED=""),
+        env=node.environ(STEPS=str(STEPS), PAUSE_S="0.02", PYTHONWARNINGS="ignore", PYTHONUNBUFFERED="", **_OWN_STORE),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -73,28 +75,27 @@ def last_tensors(node, job):
 
 
 def test_fsdp2_goes_on_to_the_bit_when_a_rank_is_killed(node, tmp_path_factory):
-    process = torchrun(node, example("fsdp2.py", node), restarts=3)
-    said = []
+    process = torchrun(node, example("fsdp2.py", node), restarts=1)
+    said, killed = [], False
     for line in process.stdout:
         said.append(line)
-        if line.startswith("rank 1 step 29 "):
-            ranks = children(process.pid)
+        if "rank 1 step 29 " in line and not killed:
+            ranks, killed = children(process.pid), True
             assert len(ranks) == 2, said
             os.kill(ranks[0], signal.SIGKILL)
     assert process.wait(TIMEOUT_S) == 0, "".join(said)
     text = "".join(said)
-    failed = text.count("failed (exitcode:")
-    assert failed == 1 + text.count("RuntimeError: Gloo connectFullMesh failed"), text  # now and then; it is torch's
-    assert text.count("starting at step 0, from nothing\n") == 2, text
-    assert text.count("starting at step 30, from arena\n") == 2 or text.count("starting at step 20, from arena\n") == 2
+    assert text.count("starting at step 0, from nothing") == 2, text
+    assert 2 in {text.count(f"starting at step {step}, from arena") for step in (20, 30)}, text
 
     with Node(str(tmp_path_factory.mktemp("undisturbed"))) as other:
         other.start()
         undisturbed, _ = torchrun(other, example("fsdp2.py", other)).communicate(timeout=TIMEOUT_S)
         assert "step 59" in undisturbed, undisturbed
-        assert sorted(set(undisturbed.splitlines())) == sorted(
-            {line for line in text.splitlines() if line in undisturbed}
-        )
+        losses = set(_LOSS_RE.findall(undisturbed))
+        assert len(losses) == 2 * STEPS // 10
+        missed = {line.rpartition(" loss ")[0] for line in losses ^ set(_LOSS_RE.findall(text))}
+        assert missed <= {"rank 0 step 29"}, missed  # the rank was killed before it told
         expected, found = last_tensors(other, "fsdp2-example"), last_tensors(node, "fsdp2-example")
         assert len(expected) > 50
         assert not difference(expected, found), difference(expected, found)
