@@ -109,7 +109,7 @@ class Journal:
             return
         if self._coordinator.saves.fence.taken_over:
             self._end("taken over", now)
-        elif not sessions.attended:
+        elif not sessions.peopled:
             ways = {How.LEFT} if sessions.members else {one.how for one in sessions.departed.values()}
             self._end("closed" if ways <= {How.CLOSED} else "failed" if ways <= _CLOSED else "lost", now)
 

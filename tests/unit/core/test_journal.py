@@ -218,6 +218,19 @@ def test_a_daemon_that_restarted_continues_the_run():
     assert runs(job) == [(4, True)]
 
 
+def test_a_run_is_not_over_while_a_rank_of_it_lives_that_has_not_come_back_to_a_daemon_that_restarted():
+    job = AJob()
+    for rank in range(2):
+        job.say(ev.RankFound(job=KEY, rank=rank, session="a", pid=1, host="node"))
+    job.attach(1, incarnation=4)
+    job.scan()
+    job.detach(1)
+    assert records(job, log.RunEnded) == []
+    job.attach(0, incarnation=4)
+    job.detach(0)
+    assert records(job, log.RunEnded) == [log.RunEnded(at=0, how="closed")]
+
+
 def test_a_save_of_the_run_before_is_on_record_when_it_becomes_durable_and_not_as_staged_again():
     job = started()
     job.tick(1.0)
