@@ -94,5 +94,5 @@ ROWS = (
          Edit(_JOURNALS, "        journal.missing = 0\n", "        journal.missing = 0\n" + _BOUND + "\n")),
         (f"{_UNIT}daemon/test_journals.py::test_no_record_goes_without_a_word_for_the_last_one",),
     ),
-    play_guard("journal-has-a-run-to-its-end", _CORE, "elif not sessions.attended:", "elif sessions.departed:"),
+    play_guard("journal-has-a-run-to-its-end", _CORE, "elif not sessions.peopled:", "elif sessions.departed:"),
 )  # fmt: skip
