@@ -38,11 +38,6 @@ class Look:
     job: JobStatus
     worker: WorkerStatus | None  # of its store
 
-    @property
-    def lost_nodes(self) -> list[str]:
-        """Nodes that do not answer."""
-        return lost_nodes(self.job)
-
 
 class Found(NamedTuple):
     """What a rule says."""
@@ -95,7 +90,7 @@ def _where(job: JobStatus, runs: Sequence[tuple[int, int]], count: int) -> str:
 
 
 def lost_nodes(job: JobStatus) -> list[str]:
-    """Those that do not answer."""
+    """Nodes that do not answer."""
     return [node.node for node in job.nodes if not node.reachable]
 
 
@@ -194,7 +189,7 @@ def _people(ranks: Sequence[RankStatus]) -> str:
 
 
 def _nodes_lost(look: Look) -> Iterator[Found]:
-    job, lost = look.job, look.lost_nodes
+    job, lost = look.job, lost_nodes(look.job)
     if not lost:
         return
     left = _safe_without_lost(job)
@@ -253,7 +248,7 @@ _CAUSES = (
 def _drain_fails(code: str) -> Callable[[Look], Iterator[Found]]:
     def find(look: Look) -> Iterator[Found]:
         job, drain = look.job, look.job.drain
-        if drain is None or not drain.last_error or (look.lost_nodes and AWAY in drain.last_error):
+        if drain is None or not drain.last_error or (lost_nodes(look.job) and AWAY in drain.last_error):
             return
         cause = next(cause for cause in _CAUSES if any(word in drain.last_error for word in cause.words))
         if cause.code != code:
@@ -318,7 +313,7 @@ def is_of_lost_nodes(degraded: str) -> bool:
 
 def _unprotected(look: Look) -> Iterator[Found]:
     """What a lost node causes is said of the node."""
-    found = [line for line in look.job.degraded if not (look.lost_nodes and is_of_lost_nodes(line))]
+    found = [line for line in look.job.degraded if not (lost_nodes(look.job) and is_of_lost_nodes(line))]
     for line in found[:1]:
         text, _, hint = line.rpartition("; ") if "; " in line else (line, "", "ckptd status --nodes")
         more = f" (and {len(found) - 1:,} more)" if len(found) > 1 else ""
