@@ -225,7 +225,7 @@ _MEMORY = (
     _row(
         "small-slots-stay-until-the-larger-fit", f"{_NODE}slots.py",
         "return [AllocateSlots(job=self._job, rank=rank, count=missing, capacity=capacity, instead=instead)]",
-        "return [*self.give_way(rank), AllocateSlots(job=self._job, rank=rank, count=missing, capacity=capacity)]",
+        "return [*self._give_way(rank), AllocateSlots(job=self._job, rank=rank, count=missing, capacity=capacity)]",
         "small_shm.py::test_sizes_that_fitted_before_a_state_that_was_too_large_fit_again"
         "[1-others take what is free]",
     ),

@@ -544,7 +544,11 @@ class World:
             proc.incarnation = max(proc.incarnation, order.incarnation)
             proc.counter, proc.granted = 0, proc.granted
             return
-        if order.tier is Tier.ARENA:
+        if order.saved_by:
+            worlds = {f.world for f in self.files.values() if f.save == order.save}
+            assert worlds == {order.saved_by}, f"{order.saved_by} ranks are to have saved {order.save}, and {worlds} did"
+            assert self.whole(order.save, order.saved_by), f"an order to read {order.save}, which is not in memory"
+        elif order.tier is Tier.ARENA:
             f = self.files.get(order.slot)
             assert f is not None, "an order to read a slot that is not there"
             assert f.save == order.save

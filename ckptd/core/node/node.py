@@ -120,7 +120,7 @@ class JobNode:
             ev.RankGone: (self.pulled.left, self._left, self.delivery.gone, self._emptied),
             ev.RankDetached: (self.pulled.left, self._detached, self._left, self.membership.report_gone),
             ev.SlotsAsked: (self._slots_asked, self._grant),
-            ev.SlotsFit: (lambda event: slots.give_way(event.rank),),
+            ev.SlotsFit: (lambda event: slots.fit(event.rank),),
             ev.SlotReady: (lambda event: slots.ready(event.slot, event.rank, event.capacity), self._grant),
             ev.SlotsFailed: (self._short_of_slots, self.collect),
             ev.SegmentStaged: (self._staged,),

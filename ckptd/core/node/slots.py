@@ -159,9 +159,14 @@ class SlotTable:
             for name in instead:
                 self._slots[name].offered = True
             return [AllocateSlots(job=self._job, rank=rank, count=missing, capacity=capacity, instead=instead)]
-        return [] if allocating else self.give_way(rank)
+        return [] if allocating else self._give_way(rank)
 
-    def give_way(self, rank: int) -> list[Action]:
+    def fit(self, rank: int) -> list[Action]:
+        """There is room for the larger slots. Smaller ones that the rank wants again stay, and may be offered again."""
+        self._offers_end(rank)
+        return self._give_way(rank)
+
+    def _give_way(self, rank: int) -> list[Action]:
         """Unlinks the rank's idle slots that are too small, and those beyond its share.
 
         The larger ones are there, or fit for sure. A daemon that died while it made these left both kinds.
@@ -202,6 +207,9 @@ class SlotTable:
     def failed(self, rank: int, count: int) -> None:
         """count allocations ended without a slot; they are asked for again when the rank asks again."""
         self._arrived(rank, count)
+        self._offers_end(rank)
+
+    def _offers_end(self, rank: int) -> None:
         for slot in self.of_rank(rank):
             slot.offered = False
 

@@ -80,7 +80,7 @@ def test_small_slots_are_replaced_when_they_are_idle():
     assert asked(actions) == 2
     assert instead(actions) == {name(2), name(3)}
     assert unlinked(actions) == []
-    assert set(unlinked(table.give_way(0))) == {name(2), name(3)}
+    assert set(unlinked(table.fit(0))) == {name(2), name(3)}
     slot = table.holding(SAVE)[0]
     assert table.free(slot) == [FreeSlot(job=KEY, slot=name(1))]
     actions = table.provision(0)
@@ -105,7 +105,7 @@ def test_memory_of_a_small_slot_is_counted_for_one_allocation_at_a_time():
     table = a_table(ready=2)
     assert instead(table.demand(0, 8192)) == {name(1), name(2)}
     table.ready(name(3), 0, 8192)
-    table.give_way(0)
+    table.fit(0)
     table.ready(name(4), 0, 8192)
     table.ready(name(5), 0, 8192)
     assert table.fitting(0) == 3
@@ -116,8 +116,19 @@ def test_larger_slots_that_come_when_the_smaller_ones_do_again_are_unlinked():
     table.demand(0, 8192)
     assert table.demand(0, 4096) == []
     assert len(table.grantable(0)) == 3
-    assert table.give_way(0) == []
+    assert table.fit(0) == []
     assert [unlinked(table.ready(name(serial), 0, 8192)) for serial in (4, 5, 6)] == [[name(4)], [name(5)], [name(6)]]
+
+
+def test_small_slots_that_stayed_after_all_count_as_room_for_the_next_larger_ones():
+    table = a_table(ready=3)
+    names = {name(1), name(2), name(3)}
+    assert instead(table.demand(0, 8192)) == names
+    table.demand(0, 4096)
+    assert table.fit(0) == []
+    for serial in (4, 5, 6):
+        table.ready(name(serial), 0, 8192)
+    assert instead(table.demand(0, 8192)) == names
 
 
 def test_larger_slots_that_are_all_there_replace_what_is_idle():
@@ -134,7 +145,7 @@ def test_an_allocation_of_the_former_size_is_replaced_when_it_comes():
     table.demand(0, 8192)
     actions = table.ready(name(1), 0, 4096)
     assert (asked(actions), instead(actions)) == (1, {name(1)})
-    assert unlinked(table.give_way(0)) == [name(1)]
+    assert unlinked(table.fit(0)) == [name(1)]
 
 
 def test_what_a_slot_may_not_hold():
