@@ -178,11 +178,15 @@ class Machine(RuleBasedStateMachine):
             if proc in self.free():
                 self.world.load(proc)
 
-    @precondition(lambda self: self.up() and any(p.reading for p in self.procs("in")))
+    def readers(self):
+        """Ranks that have been sent to read, and have all that they asked for."""
+        return [p for p in self.procs("in") if p.reading and not p.waits]
+
+    @precondition(lambda self: self.up() and self.readers())
     @rule(pick=PICK, how=st.sampled_from(["well"] * 8 + ["damaged", "fatal", "reshape"]))
     @told
     def report(self, pick, how):
-        procs = [p for p in self.procs("in") if p.reading]
+        procs = self.readers()
         problem = "" if how == "well" else how
         self.world.report(procs[pick % len(procs)], problem, fatal=how == "fatal", reshape=how == "reshape")
 
@@ -253,11 +257,11 @@ class Machine(RuleBasedStateMachine):
             for _ in range(60):
                 if world.todo:
                     world.finish(0, well=True)
-            for proc in self.procs("in"):
-                if proc.reading:
+            for proc in self.readers():
+                if proc in self.readers():
                     world.report(proc, "")
             due = world.catalogue.next_deadline()
-            if any(p.reading for p in self.procs("in")):
+            if self.readers():
                 continue
             if not world.todo and (due is None or due - world.now > 3600):
                 break

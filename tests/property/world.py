@@ -20,11 +20,13 @@ from ckptd.shared.protocol.messages import (
     Notice,
     Progress,
     Refused,
+    SegmentsHere,
     SlotGranted,
     SlotsRefused,
     Tier,
 )
 from ckptd.shared.protocol.scrubbing import Harm
+from ckptd.shared.protocol.segments import Wanted
 from tests.runs import RUN, STORE_ID
 from tests.seals import a_seal
 
@@ -73,6 +75,7 @@ class Proc:
     saves: dict[SaveId, list[End | None]] = field(default_factory=dict)
     staged: set[SaveId] = field(default_factory=set)
     reading: LoadFrom | None = None
+    has_segments: bool = False  # which the order says that each rank may need any of
     loading: bool = False
     skipped: set[SaveId] = field(default_factory=set)
 
@@ -182,8 +185,14 @@ class World:
             if isinstance(action, act.Drain | act.WriteVote):
                 assert slot not in action.slots, f"{slot} goes while {action}"
         for proc in self.procs:
-            if proc.alive and proc.state == "in" and proc.reading and proc.reading.slot == slot:
+            if proc.alive and proc.state == "in" and slot in self._read_by(proc):
                 assert not self._current(proc), f"{slot} goes while {proc} reads it"
+
+    def _read_by(self, proc: Proc) -> set[str]:
+        order = proc.reading
+        if order is None or not (order.whole or order.saved_by):
+            return {order.slot} if order is not None else set()
+        return {name for name, file in self.files.items() if file.save == order.save}
 
     def _current(self, proc: Proc) -> bool:
         job = self.catalogue.jobs.get(KEY) if self.catalogue else None
@@ -204,7 +213,7 @@ class World:
             if proc.alive and proc.state in ("waiting", "in"):
                 proc.state = "lost" if proc.incarnation else "new"
                 proc.waits.clear()
-                proc.reading, proc.loading = None, False
+                proc.reading, proc.loading, proc.has_segments = None, False, False
 
     def restart(self) -> None:
         self.lives += 1
@@ -431,7 +440,21 @@ class World:
         self.say(ev.LoadAsked(job=KEY, request=seq, rank=proc.rank, session=proc.session))
 
     def report(self, proc: Proc, problem: str, *, fatal: bool = False, reshape: bool = False) -> None:
-        order, proc.reading = proc.reading, None
+        """Says what became of reading. What lies in the memory of nodes is asked for first, and given back."""
+        order = proc.reading
+        if order.saved_by and not proc.has_segments:
+            wanted = tuple(Wanted(rank) for rank in range(order.saved_by))
+            self.say(ev.SegmentsWanted(
+                job=KEY, request=self.request(proc, "segments"), rank=proc.rank, session=proc.session, save=order.save,
+                wanted=wanted,
+            ))  # fmt: skip
+            if not proc.has_segments:  # the answer comes later
+                return
+        proc.reading, proc.has_segments = None, False
+        if order.saved_by:
+            self.say(ev.SegmentsDropped(
+                job=KEY, request=self.request(proc, "drop"), rank=proc.rank, session=proc.session, save=order.save,
+            ))  # fmt: skip
         seq = self.request(proc, "report")
         self.say(ev.LoadReported(
             job=KEY, request=seq, rank=proc.rank, session=proc.session, save=order.save, tier=order.tier,
@@ -478,6 +501,8 @@ class World:
             self._news(proc, message)
         elif isinstance(message, LoadFrom):
             self._ordered(proc, message)
+        elif isinstance(message, SegmentsHere):
+            self._given(proc, message)
         else:
             assert isinstance(message, Notice | SlotsRefused) or what
 
@@ -535,7 +560,7 @@ class World:
         ends.append(news.end)
 
     def _ordered(self, proc: Proc, order: LoadFrom) -> None:
-        proc.reading = None
+        proc.reading, proc.has_segments = None, False
         if order.save is None or order.agreed:
             proc.loading = False
             if order.agreed:
@@ -546,7 +571,9 @@ class World:
             return
         if order.saved_by:
             worlds = {f.world for f in self.files.values() if f.save == order.save}
-            assert worlds == {order.saved_by}, f"{order.saved_by} ranks are to have saved {order.save}, and {worlds} did"
+            assert worlds == {order.saved_by}, (
+                f"{order.saved_by} ranks are to have saved {order.save}, and {worlds} did"
+            )
             assert self.whole(order.save, order.saved_by), f"an order to read {order.save}, which is not in memory"
         elif order.tier is Tier.ARENA:
             f = self.files.get(order.slot)
@@ -559,6 +586,16 @@ class World:
         peers = {p.reading.save for p in self.procs if p.session == proc.session and p.reading and p is not proc}
         assert peers <= {order.save}, "ranks read different checkpoints"
         proc.reading = order
+
+    def _given(self, proc: Proc, message: SegmentsHere) -> None:
+        """All that it asked for, while its load goes on."""
+        proc.has_segments, order = True, proc.reading
+        for one in message.files if not message.refused else ():
+            f = self.files[one.name]
+            assert (f.rank, f.save, f.digested) == (one.rank, order.save, True), f"{proc} was given {one} for {order}"
+        if self._current(proc):
+            assert not message.refused, f"{proc} asked for segments: {message.refused}"
+            assert {one.rank for one in message.files} == set(range(order.saved_by)), f"{message.lacks}"
 
     # --- promises
 

@@ -103,7 +103,7 @@ class PulledSegments(Fetching):
         """A rank wants segments, or parts of them."""
         if self._order is None or self._order.save != event.save:
             answer = SegmentsHere(reply_to=event.request, refused=f"{event.save} is not being loaded here (any more)")
-            return self._ranks.tell(event.rank, answer)
+            return self._ranks.answer(event, answer)
         if not self._homes:
             size, holders = self._order.saved_by, self._order.holders
             self._homes = {r: one.node for one in holders for run in one.ranks for r in run.below(size)}
@@ -199,4 +199,4 @@ class PulledSegments(Fetching):
             lacks=[SegmentLacks(rank, problem[:4000]) for rank, problem in sorted(waiting.lacks.items())],
             refused=refused[:4000],
         )
-        return self._ranks.tell(event.rank, answer)
+        return self._ranks.answer(event, answer)

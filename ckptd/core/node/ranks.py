@@ -194,6 +194,13 @@ class LocalRanks:
         local = self.admitted.get(rank)
         return [self.to(local, message)] if local else []
 
+    def answer(self, asked: ev.FromRank, message: Reply) -> list[Action]:
+        """The answer to what a process asked some time ago: it may have been replaced since, or be gone."""
+        local = self.admitted.get(asked.rank)
+        if local is None or asked.session not in {"", local.session}:
+            local = self.replaced.get((asked.rank, asked.session))
+        return [self.to(local, message)] if local else []
+
     def tell_all(self, message: Reply) -> list[Action]:
         """A word for all that are, or were, in.
 

@@ -105,7 +105,7 @@ class Readers:
         ]
         nodes = self._sent.get(event.read, ()) if event.read.startswith(_LOAD) else self._membership.nodes
         if self._node not in nodes or not nodes[1:] or event.exchange is None:  # no part in it: no use of a parent
-            return [*answers, *self._ranks.tell(event.rank, PlaceKnown(reply_to=event.request))]
+            return [*answers, *self._ranks.answer(event, PlaceKnown(reply_to=event.request))]
         place = Place(nodes.index(self._node), len(nodes))
         waiting = _RankWaits(event, nodes[place.parent] if place.parent is not None else "", place)
         if not waiting.parent:
@@ -120,7 +120,7 @@ class Readers:
     def _place(self, waiting: _RankWaits, parent: ExchangeAddress | None) -> list[Action]:
         number, count = waiting.place
         answer = PlaceKnown(reply_to=waiting.event.request, number=number, count=count, parent=parent)
-        return self._ranks.tell(waiting.event.rank, answer)
+        return self._ranks.answer(waiting.event, answer)
 
     def exchange_asked(self, event: ev.ExchangeAsked) -> list[Action]:
         """A node whose parent this one is asks for the address; answered once this node's rank has come."""

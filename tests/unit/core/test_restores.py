@@ -178,13 +178,14 @@ def test_a_checkpoint_of_another_world_size_is_read_from_the_store_by_all():
     assert orders(job, asked)[0].path.endswith(ONE.dirname)
 
 
-def another_world(**policy):
-    """A job of one rank whose newest checkpoint, of two, is in memory only; and the request of its load."""
+def another_world(*, digested=True, **policy):
+    """A job of one rank whose newest checkpoint, of two, is in memory only."""
     job = AJob(world=2, **policy, cadence=Cadence(steps=100)).start(committed=())
     job.stage_all(ONE)
     job.drain(ONE)
     job.stage_all(TWO)
-    job.digest_all(TWO)
+    if digested:
+        job.digest_all(TWO)
     for rank in range(2):
         job.gone(rank)
     job.world = 1
@@ -207,6 +208,21 @@ def test_ranks_of_another_world_read_from_the_memory_of_all_ranks():
     assert [(one.rank, one.name[-5:]) for one in job.answer(seq).files] == [(0, ".slot"), (1, ".slot")]
     assert not job.of(act.PullSegments)
     assert not job.of(act.Drain)
+
+
+def test_a_rank_that_is_replaced_while_it_waits_for_segments_receives_the_answer_and_its_successor_does_not():
+    job = another_world(digested=False)
+    seq = job.ask_load(0, "b")
+    job.number(3)
+    job.say(ev.StoreScanned(job=KEY, store_id=STORE_ID, after=LATE, committed=(ev.OnStore(ONE, 2, 10, ONE.dirname),)))
+    assert job.answer(seq).saved_by == 2
+    seq = job.request()
+    job.say(ev.SegmentsWanted(job=KEY, rank=0, session="b", request=seq, save=TWO, wanted=(Wanted(0), Wanted(1))))
+    assert job.answer(seq) is None
+    job.attach(0, "c", takeover=True)
+    job.number(4)
+    assert "this load is over" in job.answer(seq).refused
+    assert [a.session for a in job.of(act.ToRank) if getattr(a.message, "reply_to", None) == seq] == ["b"]
 
 
 def test_what_they_cannot_read_there_is_read_from_the_store():

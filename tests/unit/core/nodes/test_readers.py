@@ -82,6 +82,16 @@ def test_a_parent_whose_rank_comes_later_answers_then():
     assert told(cluster, early)[2].parent == exchange_of(0)
 
 
+def test_a_rank_receives_no_answer_to_what_its_predecessor_has_asked():
+    cluster = a_job_on_the_store("aabb", lost="ab")
+    early = places(cluster, [2], told(cluster, cluster.ask())[0].read)
+    cluster.tick(0)
+    cluster.end_ranks()
+    cluster.connect("aabb")
+    cluster.tick(PATIENCE_S)
+    assert told(cluster, early) == {2: None}
+
+
 def test_a_parent_whose_rank_never_comes_costs_patience():
     cluster = a_job_on_the_store("aabb", lost="ab")
     early = places(cluster, [2], told(cluster, cluster.ask())[0].read)
