@@ -244,7 +244,7 @@ def test_the_short_demo_proves_what_it_says(tmp_path):
     assert re.search(r"^ *node-c +0 +2-3 .* (fine|synced) *$", output, re.MULTILINE), output
     assert "none was seen" not in output
     assert "each figure agrees with the ranks' own records: 3 starts, " in output
-    assert re.search(r"report\.html:\s+3 runs, ", output), output
+    assert re.search(r"report\.html:\s+3\s+runs, ", output), output
     assert output.splitlines()[-1] == 'Everything it made is removed. Next: "A first save" in README.md'
     assert left_behind(tmp_path, demo.pid) == []
 
